@@ -41,37 +41,34 @@ class Dicom(ImageFile):
         return super().load()
 
     def scaled(self, dtype: str) -> np.ndarray:
-        """The first frame, (H, W) or (H, W, 3). dtype: of unsigned integers, all of which are used."""
-        shares = _decode(self.dataset, self.size, self.n_frames)
+        """The first frame, (H, W) or (H, W, 3). dtype: of unsigned integers, for all values that the file may have."""
+        from pydicom.encaps import get_frame
+        from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi_lut, pixel_array
+
+        dataset = self.dataset
+        syntax = dataset.file_meta.TransferSyntaxUID
+        if syntax.name.startswith(("JPEG Baseline", "JPEG 2000")):  # Pillow decodes it: the frame has a size of its own
+            frame = io.BytesIO(get_frame(dataset.PixelData, 0, number_of_frames=self.n_frames))
+            if Image.open(frame, formats=("JPEG", "JPEG2000")).size != self.size:
+                raise ValueError("its frame has another size than its header")
+        try:
+            values = pixel_array(dataset, index=0)
+        except RuntimeError as error:
+            raise ValueError(
+                f"{syntax.name} has no decoder here: pip install 'pylibjpeg[all]', or convert it to PNG"
+            ) from error
+        lowest = -(1 << dataset.BitsStored - 1) if dataset.PixelRepresentation else 0
+        ends = np.array([lowest, lowest + (1 << dataset.BitsStored) - 1])
+        kind = dataset.PhotometricInterpretation
+        if kind == "PALETTE COLOR":
+            values = apply_color_lut(values, dataset)
+            ends = np.array([0, np.iinfo(values.dtype).max])
+        elif kind.startswith("MONOCHROME"):
+            values = apply_voi_lut(apply_modality_lut(values, dataset), dataset)
+            ends = apply_modality_lut(ends, dataset)
+            if tables := dataset.get("VOILUTSequence"):
+                ends = np.array([0, (1 << tables[0].LUTDescriptor[2]) - 1])
+        shares = (values - ends[0]) / (ends[1] - ends[0])
+        if kind == "MONOCHROME1":
+            shares = 1 - shares
         return np.rint(shares.clip(0, 1) * np.iinfo(dtype).max).astype(dtype)
-
-
-def _decode(dataset: Any, size: tuple[int, int], num_frames: int) -> np.ndarray:
-    """The first frame, (H, W) or (H, W, 3), in 0..1 of the values that the file may have."""
-    from pydicom.encaps import get_frame
-    from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi_lut, pixel_array
-
-    syntax = dataset.file_meta.TransferSyntaxUID
-    if syntax.name.startswith(("JPEG Baseline", "JPEG 2000")):  # Pillow decodes it: the frame has a size of its own
-        frame = io.BytesIO(get_frame(dataset.PixelData, 0, number_of_frames=num_frames))
-        if Image.open(frame, formats=("JPEG", "JPEG2000")).size != size:
-            raise ValueError("its frame has another size than its header")
-    try:
-        values = pixel_array(dataset, index=0)
-    except RuntimeError as error:
-        raise ValueError(
-            f"{syntax.name} has no decoder here: pip install 'pylibjpeg[all]', or convert it to PNG"
-        ) from error
-    lowest = -(1 << dataset.BitsStored - 1) if dataset.PixelRepresentation else 0
-    ends = np.array([lowest, lowest + (1 << dataset.BitsStored) - 1])
-    kind = dataset.PhotometricInterpretation
-    if kind == "PALETTE COLOR":
-        values = apply_color_lut(values, dataset)
-        ends = np.array([0, np.iinfo(values.dtype).max])
-    elif kind.startswith("MONOCHROME"):
-        values = apply_voi_lut(apply_modality_lut(values, dataset), dataset)
-        ends = apply_modality_lut(ends, dataset)
-        if tables := dataset.get("VOILUTSequence"):
-            ends = np.array([0, (1 << tables[0].LUTDescriptor[2]) - 1])
-    shares = (values - ends[0]) / (ends[1] - ends[0])
-    return 1 - shares if kind == "MONOCHROME1" else shares

@@ -165,7 +165,7 @@ class RemoteFiles:
             raise Unavailable(f"{root}: {problem.text}; {problem.fix}") from None
 
     def describe(self, error: Exception) -> Problem:
-        """Describes an error of obstore or of the operating system."""
+        """Describes an error of obstore or of the operating system: by its class, else by its text."""
         exceptions = self._exceptions
         credentials = _CREDENTIALS.get(self.root.partition("://")[0], "use a server without a login")
         refused = Problem("access is refused, or needs credentials", f"check the URL, or {credentials}")
@@ -178,10 +178,7 @@ class RemoteFiles:
         for types, problem in of_types:
             if isinstance(error, types):
                 return problem
-        return self._describe_text(str(error), credentials)
-
-    def _describe_text(self, text: str, credentials: str) -> Problem:
-        """Describes an error of obstore that has no class of its own by its text. credentials: how to give them."""
+        text = str(error)
         request, _, answer = text.partition(_REFUSED)
         status = answer[:3]
         may_pass = _PASSING_STATUS.match(status)

@@ -88,6 +88,5 @@ def cut(rows: Rows, wanted: Wanted) -> Rows:
     for split in wanted.splits:
         is_part = found.is_val == (split != "train")
         splits[split] = rows.splits["test"] if split == "test" else whole.select(np.flatnonzero(is_part))
-    findings = [f"{wanted.data.data_path}: {found.problem}"] if found.problem else []
-    cut_rows = Rows(splits, None, rows.notes, run_split=found.run_split, num_trained=found.num_trained)
-    return cut_rows.noted(*found.notes).found(*findings)
+    findings = (f"{wanted.data.data_path}: {found.problem}",) if found.problem else ()
+    return Rows(splits, None, (*rows.notes, *found.notes), findings, found.run_split, found.num_trained)

@@ -144,30 +144,28 @@ def cut_images(
     if "all" in splits:
         part = Cut(np.ones(len(paths), bool))
     elif kept.held_out is not None:
-        part = _listed(kept.held_out, kept.held_out_groups, hashes, groups)
+        part = _listed(kept, hashes, groups)
     elif history.held_out:
         part = _listed_and_new(history.held_out, rule, paths, hashes, targets, groups)
     else:
         part = _cut(rule, paths, hashes, targets, groups)
     is_val = part.is_val
     notes = part.notes
-    num_trained = 0
+    seen = _find_trained(known, hashes, is_val)
     if history.known:
-        seen = _find_trained(known, hashes, is_val)
-        num_trained = len(seen)
         notes += _changes(known, paths, hashes, is_val, is_same and "all" not in splits, seen)
     if history.initial and "val" in splits:
         notes += _trained_before(history.initial, data, paths, is_val)
     problem = None if is_val.any() else part.problem
-    if "train" not in splits:
-        return Cut(is_val, problem, notes, num_trained=num_trained)
-    run_split = replace(
-        rule,
-        held_out=_names_of(paths, is_val, kept.listed),
-        trained=np.union1d(known.trained, hashes[~is_val]),
-        held_out_groups=_names_of(groups, is_val, kept.held_out_groups),
-    )
-    return Cut(is_val, problem, notes, run_split)
+    run_split = None
+    if "train" in splits:
+        run_split = replace(
+            rule,
+            held_out=_names_of(paths, is_val, kept.listed),
+            trained=np.union1d(known.trained, hashes[~is_val]),
+            held_out_groups=_names_of(groups, is_val, kept.held_out_groups),
+        )
+    return Cut(is_val, problem, notes, run_split, len(seen))
 
 
 def _names_of(strings: PackedStrings | None, is_val: np.ndarray, before: tuple[str, ...]) -> tuple[str, ...]:
@@ -178,15 +176,13 @@ def _names_of(strings: PackedStrings | None, is_val: np.ndarray, before: tuple[s
     return tuple(sorted(names))
 
 
-def _listed(
-    held_out: tuple[str, ...], held_out_groups: tuple[str, ...], hashes: np.ndarray, groups: PackedStrings | None
-) -> Cut:
+def _listed(before: RunSplit, hashes: np.ndarray, groups: PackedStrings | None) -> Cut:
     """The images that a run has held out, and new ones of its groups."""
-    is_val = np.isin(hashes, _hashes_of(held_out))
+    is_val = np.isin(hashes, _hashes_of(before.listed))
     if groups:
-        is_val |= np.isin(hash_paths(groups), _hashes_of(held_out_groups))
-    problem = f"has none of the {len(held_out)} images that the run held out; set DATA.SPLIT_SEED to split again"
-    if not held_out:
+        is_val |= np.isin(hash_paths(groups), _hashes_of(before.held_out_groups))
+    problem = f"has none of the {len(before.listed)} images that the run held out; set DATA.SPLIT_SEED to split again"
+    if not before.listed:
         problem = "has no validation split, unlike the data of the run; add it, or resume a run of this data"
     return Cut(is_val, problem)
 
@@ -200,7 +196,7 @@ def _listed_and_new(
     groups: PackedStrings | None,
 ) -> Cut:
     """The images that another run has held out, and the ones that a cut of new images alone, or groups, holds out."""
-    part = _listed(before.listed, before.held_out_groups, hashes, groups)
+    part = _listed(before, hashes, groups)
     if not part.is_val.any():
         return replace(part, problem="has none of the images that the run of -held_out held out; give its data, too")
     is_known = part.is_val | np.isin(hashes, before.trained)
@@ -231,20 +227,18 @@ def _cut(
         problem = _problem_of_classes(folds, paths, targets, first)
     if problem:
         return Cut(np.zeros(len(targets), bool), problem)
-    fold_of = _parts_of_units(rule, targets, unit_of)[unit_of]
+    if targets.ndim == 2:
+        parts = _stratify(targets, unit_of, rule)
+    elif folds:
+        parts = _cut_folds(most_frequent(targets, unit_of), folds)
+    else:
+        parts = _cut_fraction(most_frequent(targets, unit_of), rule.fraction)
+    fold_of = parts[unit_of]
     cut = Cut(fold_of == fold)
     if groups:
         cut.notes.append(_describe_split(groups, cut.is_val))
         cut.notes.extend(_warn_of_large_part(groups, fold_of, folds))
     return cut
-
-
-def _parts_of_units(rule: RunSplit, targets: np.ndarray, unit_of: np.ndarray) -> np.ndarray:
-    """The fold of each unit; without folds 0 if it is held out, else 1: int64 (U,)."""
-    if targets.ndim == 2:
-        return _stratify(targets, unit_of, rule)
-    classes = most_frequent(targets, unit_of)
-    return _cut_folds(classes, rule.fold[1]) if rule.fold else _cut_fraction(classes, rule.fraction)
 
 
 def _before_renaming(paths: PackedStrings, renames: Mapping[str, str] | None, known: RunSplit) -> PackedStrings:

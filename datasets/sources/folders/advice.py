@@ -248,7 +248,9 @@ def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path],
         return found.lacks_images()
     levels = Levels({folder: number for folder, number in found.sizes.items() if folder})
     names = [name for name, _ in levels.sizes.most_common()]
-    trainings = _trainings(levels)
+    trainings = []
+    if levels.inside and set.intersection(*levels.inside.values()):  # all contain a folder of one name, as splits do
+        trainings = [name for name in levels.sizes if word_in(name) == "train"]
     candidates = _candidates(root, levels, trainings, images)
     data_sets = islice(filter(is_data_set, candidates), len(trainings) or 1)
     paths = [f"-data_path={quote(str(path))}" for path in data_sets]
@@ -261,13 +263,6 @@ def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path],
     if len(names) > 1 and not (trainings or {*map(str.lower, names)} <= SPLIT_NAMES.keys()):
         advice += "; if each folder is a class, -opts DATA.CLASS_FOLDERS=true"
     return UserError(f"{root}: {problem}: {list_names(names, _MAX_SHOWN) or 'no images in folders'}; {advice}")
-
-
-def _trainings(levels: Levels) -> list[str]:
-    """The folders with the word train if all folders contain a folder of the same name, as splits do."""
-    if not levels.inside or not set.intersection(*levels.inside.values()):
-        return []
-    return [name for name in levels.sizes if word_in(name) == "train"]
 
 
 def _candidates(root: Path, levels: Levels, trainings: Sequence[str], images: Sequence[str]) -> Iterator[Path]:

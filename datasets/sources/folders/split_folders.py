@@ -230,11 +230,22 @@ class SplitFolders:
         return listing
 
     def error_of(self, listing: ImageFiles, trains: bool) -> UserError | None:
-        """The error of folders that may not be the classes. listing: of a split that has been read."""
+        """The error of folders that may not be the classes, or of a table with other labels.
+
+        listing: of a split that has been read.
+        """
         problem = self._wrong_level(listing)
         if problem:
             return unclear(self.given, listing.root, problem, _is_data_set)
-        return _other_labels(self, listing) if trains else None
+        if not trains:
+            return None
+        for table in tables_beside(self.root, listing.root, listing.paths):
+            class_of = {path: path.partition("/")[0] for path in listing.paths}
+            agrees = any(have_same_classes(labels, class_of) for labels in table.labels)
+            if table.held_out or not agrees:
+                is_same = ConfirmedFolders(self.given).folders == self.folders
+                return table.or_folders(listing, self.given if is_same else listing.root)
+        return None
 
     def _wrong_level(self, listing: ImageFiles) -> str | None:
         """The reason why the folders of a listing may not be the classes: of the first of the rules that finds one."""
@@ -343,17 +354,6 @@ def _pass_doubled(folder: Path) -> Path:
     if [to_nfc(one).casefold() for one in folders] != [name] or any(found.is_image(folder, file) for file in files):
         return folder
     return _pass_doubled(folder / folders[0])
-
-
-def _other_labels(found: SplitFolders, listing: ImageFiles) -> UserError | None:
-    """The error of a table with other labels than the folders."""
-    for table in tables_beside(found.root, listing.root, listing.paths):
-        class_of = {path: path.partition("/")[0] for path in listing.paths}
-        agrees = any(have_same_classes(labels, class_of) for labels in table.labels)
-        if table.held_out or not agrees:
-            is_same = ConfirmedFolders(found.given).folders == found.folders
-            return table.or_folders(listing, found.given if is_same else listing.root)
-    return None
 
 
 def _is_data_set(folder: Path) -> bool:
