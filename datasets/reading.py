@@ -183,6 +183,7 @@ def check_rows(rows: Rows, wanted: Wanted, context: ProcessContext) -> Rows:
     if num_classes is None:
         num_classes = number_of_classes(data.dataset, [*rows.splits.values()])
     decoding = Decoding(data.grey_range, data.max_pixels)
+    changes_labels = wanted.class_names or data.classes or data.rename or data.only_classes
     findings = [*rows.findings]
     notes = list[Note]()
     splits = dict[str, Samples]()
@@ -191,7 +192,7 @@ def check_rows(rows: Rows, wanted: Wanted, context: ProcessContext) -> Rows:
         splits[split] = fitting.changed(decoding=decoding)
         if data.multi_label:
             notes += notes_on_unknown(fitting, split)
-        if not rows.findings or wanted.keeps_labels:
+        if not (rows.findings and changes_labels):
             findings += find_invalid_labels(fitting, split, num_classes)
         if not wanted.predicts:
             findings += find_problems(splits[split], split, data, context, trains=wanted.trains)

@@ -19,7 +19,10 @@ def list_directory(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
         folders, files = list[str](), list[str]()
         with os.scandir(key) as entries:
             for entry in entries:
-                kind = folders if _is_folder(entry) else files
+                try:
+                    kind = folders if entry.is_dir() else files
+                except OSError:  # a link to itself
+                    kind = files
                 kind.append(entry.name)
         names = ["\0".join(sorted(kind)) for kind in (folders, files)]  # ImageNet: 1,000 strings, not 1.3 million
         if time.time_ns() - changed > _SETTLED_SECONDS * 10**9:
@@ -31,10 +34,3 @@ def list_directory(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
 def forget_listings() -> None:
     """Frees the memory, when the samples have been read."""
     _listings.clear()
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False

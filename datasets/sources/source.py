@@ -52,12 +52,6 @@ class Wanted:
         """Whether labels of a table that are not 0, 1, 2, ... are names."""
         return self.is_new and self.num_classes is None and not self.listed_classes
 
-    @property
-    def keeps_labels(self) -> bool:
-        """Whether the labels of the data are the ones of the model."""
-        data = self.data
-        return not (self.class_names or data.classes or data.rename or data.only_classes)
-
 
 class Source:
     """A data set, opened with what a run wants of it. Raises UserError: it cannot be opened.

@@ -196,7 +196,11 @@ class ParquetTable(Table):
         images = [name for name, kind in kinds.items() if _IMAGES.fullmatch(kind)]
         usable = [name for name in images if given in (None, name)]
         if len(usable) != 1:
-            raise self._unclear_images(kinds, images)
+            problem = f"the columns of images (binary, or a struct with bytes) are {shorten(images)}"
+            fix = "write the content of the image files as binary, or read tar shards beside it with -dataset=tar"
+            if images:
+                fix = f"name one: -opts {shlex.quote(f'DATA.COLUMNS={{path: {images[0]}}}')}"
+            raise UserError(f"{self.file}: {problem} of {_list_types(kinds)}; {fix}")
         self._flat = [name for name, kind in kinds.items() if _FLAT.fullmatch(kind)]
         others = {name: kind for name, kind in kinds.items() if name not in (*self._flat, *images)}
         if others:
@@ -211,15 +215,6 @@ class ParquetTable(Table):
         if len(labels) == 1:
             self.columns["label"] = labels[0]
         self.header = [*self._flat, *self._keys, self.columns["path"]]
-
-    def _unclear_images(self, kinds: Mapping[str, str], images: Sequence[str]) -> UserError:
-        problem = (
-            f"the columns of images (binary, or a struct with bytes) are {shorten(images)} of {_list_types(kinds)}"
-        )
-        fix = "write the content of the image files as binary, or read tar shards beside it with -dataset=tar"
-        if images:
-            fix = f"name one: -opts {shlex.quote(f'DATA.COLUMNS={{path: {images[0]}}}')}"
-        return UserError(f"{self.file}: {problem}; {fix}")
 
     def __iter__(self) -> Iterator[tuple[int, Cells]]:
         number = 0

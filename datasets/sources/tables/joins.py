@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 
 from configs.schema import Data
@@ -145,27 +146,23 @@ def _events_of(media: Iterable[Cells], events: Iterable[Cells]) -> dict[str, lis
     of_deployments = _by_column(events, "deploymentID")
 
     @cache
-    def timetable(deployment: str) -> tuple[list[Cells], list[float], float]:
-        """The events in the order of their starts, the starts, and the duration of the longest one."""
-        ordered = sorted(of_deployments[deployment], key=_start)
-        longest = max((_end(event) - _start(event) for event in ordered), default=0)
-        return ordered, [_start(event) for event in ordered], longest
+    def timetable(deployment: str) -> tuple[list[tuple[float, float, Cells]], float]:
+        """The start and the end of each event, in the order of the starts, and the duration of the longest one."""
+        timed = []
+        for event in of_deployments[deployment]:
+            start, end = (_seconds(event.get(name, "")) for name in ("eventStart", "eventEnd"))
+            timed.append((start, end, event))
+        timed.sort(key=itemgetter(0))
+        return timed, max((end - start for start, end, _ in timed), default=0)
 
     found = dict[str, list[Cells]]()
     for cells in media:
         time = _seconds(cells["timestamp"])
-        ordered, starts, longest = timetable(cells["deploymentID"])
-        may_last = ordered[bisect_left(starts, time - longest) : bisect_right(starts, time)]
-        found[cells["mediaID"]] = [event for event in may_last if time <= _end(event)]
+        timed, longest = timetable(cells["deploymentID"])
+        first = bisect_left(timed, time - longest, key=itemgetter(0))
+        last = bisect_right(timed, time, key=itemgetter(0))
+        found[cells["mediaID"]] = [event for _, end, event in timed[first:last] if time <= end]
     return found
-
-
-def _start(event: Cells) -> float:
-    return _seconds(event.get("eventStart", ""))
-
-
-def _end(event: Cells) -> float:
-    return _seconds(event.get("eventEnd", ""))
 
 
 def _seconds(time: str) -> float:
