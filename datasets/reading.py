@@ -115,6 +115,12 @@ def _on_all_ranks(read: Callable[[], Rows], context: ProcessContext) -> Rows:
     return found
 
 
+def _with_shared_arrays(_: str, samples: Samples) -> Samples:
+    arrays = share_arrays(samples.arrays)
+    _shared.append(arrays)
+    return samples.changed(arrays=arrays)
+
+
 def _read_per_host(read: Callable[[], Rows], context: ProcessContext) -> Rows:
     """The main process reads, then the first rank of each other host, whose data may differ. The others of a host map
     its arrays; a rank that does not see them, as in a container of its own, reads, too.
@@ -123,13 +129,7 @@ def _read_per_host(read: Callable[[], Rows], context: ProcessContext) -> Rows:
     readers = [rank for rank, host in enumerate(hosts) if host not in hosts[:rank]]
 
     def read_and_share() -> Rows:
-        found = read()
-        splits = dict[str, Samples]()
-        for split, samples in found.splits.items():
-            arrays = share_arrays(samples.arrays)
-            _shared.append(arrays)
-            splits[split] = samples.changed(arrays=arrays)
-        return replace(found, splits=splits)
+        return read().each(_with_shared_arrays)
 
     def read_if_due() -> Rows | UserError | None:
         try:

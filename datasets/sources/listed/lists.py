@@ -63,10 +63,10 @@ class Tables(Source):
         """The images of a listing, from these tables."""
         return listing
 
-    @classmethod
-    def find(cls, data: Data) -> dict[str, Table]:
+    def find(self) -> dict[str, Table]:
         """The table of each split, or of 'all'; raises UserError if there is none."""
-        root = Path(data.data_path)
+        root = self.root
+        data = self.data
         if not root.is_dir():
             return {"all": open_for(root, data)}
         if is_camera_package(root):
@@ -87,7 +87,7 @@ class Tables(Source):
     @cached_property
     def _parts(self) -> dict[str, Part]:
         """The table of each split, and the split of its rows to read; 'all' is one table without splits."""
-        tables = self.find(self.data)
+        tables = self.find()
         parts: dict[str, Part] = {split: (table, None) for split, table in tables.items()}
         whole = "all" if "all" in tables else "train"
         if "val" in tables or whole not in tables:
@@ -133,9 +133,8 @@ class Lists(Tables):
     A line is a path relative to DATA.IMAGE_ROOT (default: the list's folder), white space, and a label.
     """
 
-    @classmethod
-    def find(cls, data: Data) -> dict[str, Table]:
-        root = Path(data.data_path)
+    def find(self) -> dict[str, Table]:
+        root = self.root
         needed = "a folder with train/ and val/, or with train_list.txt and val_list.txt"
         if root.is_file():
             tables = f"a table ({', '.join(TABLE_SUFFIXES)}): docs/data.md#labels-in-json makes one of JSON"

@@ -61,9 +61,8 @@ def parquet_files(root: Path) -> list[Path]:
 class Parquet(Tables):
     """The parquet files in DATA_PATH: train-00000-of-00002.parquet, test/0.parquet; or files without splits."""
 
-    @classmethod
-    def find(cls, data: Data) -> dict[str, Table]:
-        root = Path(data.data_path)
+    def find(self) -> dict[str, Table]:
+        root = self.root
         folder = root.parent
         by_split = {"all": [root]}
         card = ""
@@ -71,9 +70,9 @@ class Parquet(Tables):
             folder = root
             card = _text_of(root / "README.md")
             by_split = _files_of_splits(root, card)
-        if data.groups:
+        if self.data.groups:
             raise UserError("DATA.GROUPS: is not read from parquet files; save the images as files with a table")
-        tables = {split: ParquetTable(folder, files, data) for split, files in by_split.items()}
+        tables = {split: ParquetTable(folder, files, self.data) for split, files in by_split.items()}
         if "class_label:" in card:
             text = f"{root}/README.md: its names of classes are not read: the labels are those of the files"
             for table in tables.values():
@@ -86,7 +85,7 @@ class Parquet(Tables):
 
     def read_unlabelled(self) -> ImageFiles:
         """All images of a file, with the label 0; raises UserError for a folder of splits."""
-        table, *others = self.find(self.data).values()
+        table, *others = self.find().values()
         if others:
             raise UserError(f"{self.root}: has several splits; give a file, such as -predict {table.file}")
         assert table.root
