@@ -25,6 +25,7 @@ from configs import parts
 from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
 from configs.schema import Config, Data, Train
+from configs.yaml_io import parse_value
 from datasets.batch import Batch
 from datasets.loading.loader import Loader, TrainBatches, build_eval_loader, epoch_layout
 from datasets.reading import read_data
@@ -251,6 +252,17 @@ def cells_of(text: str) -> list[list[str]]:
 def each_row(text: str) -> Any:
     """Runs a test with the cells of each row of a table, whose first line has the names of its arguments."""
     names, *rows = cells_of(text)
+    return pytest.mark.parametrize(names, rows)
+
+
+def values_of(text: str) -> list[list[Any]]:
+    """As `cells_of`, with values of YAML; None of an empty cell."""
+    return [[parse_value(cell) for cell in row] for row in cells_of(text)]
+
+
+def each_value(text: str) -> Any:
+    """As `each_row`, with values of YAML."""
+    names, *rows = values_of(text)
     return pytest.mark.parametrize(names, rows)
 
 

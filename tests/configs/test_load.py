@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from conftest import config_for, each_row, line_of, refused, told
+from conftest import cells_of, config_for, each_row, line_of, refused, told
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -121,46 +121,43 @@ def test_mappings_in_a_list_may_have_equal_keys(tmp_path):
     assert read_yaml(Path(write(tmp_path, "rows.yaml", write_yaml({"ROWS": rows, "A": 5})))) == {"ROWS": rows, "A": 5}
 
 
-YAML_MISTAKES = {
-    "unknown key": ("TRAIN:\n    BASE_LRR: 1", r":2: unknown key TRAIN.BASE_LRR; did you mean TRAIN.BASE_LR\?"),
-    "nothing left": ("TRAIN: {LAST_EPOCH: 300}", r":1: TRAIN.LAST_EPOCH 300 of NUM_EPOCHS 300: no epoch is left"),
-    "out of range": ("DATA: {BATCH_SIZE: 0}", r":1: DATA.BATCH_SIZE is 0: .*greater than or equal to 1"),
-    "twice as a section and with a dot": (
-        "DATA: {NUM_WORKERS: 1}\nDATA.NUM_WORKERS: 2",
-        r":2: DATA.NUM_WORKERS is given twice, first in line 1",
-    ),
-    "twice": ("SEED: 1\nSEED: 2", r":2: SEED is given twice, first in line 1"),
-    "twice as a switch": ("AMP: true\nAMP.ENABLED: false", r":2: AMP.ENABLED is given twice, also in line 1"),
-    "text for a section": ("DATA: hello\nDATA.BATCH_SIZE: 4", r":1: DATA is 'hello': must be a section"),
-    "no value for a section": ("DATA.BATCH_SIZE: 4\nDATA:", r":2: DATA is None: must be a section"),
-    "key in a number": ("DATA.BATCH_SIZE.X: 3\nDATA.BATCH_SIZE: 4", r":2: DATA.BATCH_SIZE is 4: must be a section"),
-    "key of an operating point": (
-        "EVAL: {OPERATING_POINT: {class: a, specifity: 0.9}}",
-        r":1: unknown key EVAL.OPERATING_POINT.specifity; did you mean EVAL.OPERATING_POINT.specificity\?",
-    ),
-    "alias": ("SEED: &a 1\nSAVE_FREQ: *a", r":2: aliases are not allowed"),
-    "tag": ("SAVE: !!python/name:os.system", r":1: the tag .* is not allowed"),
-    "tag of a list": ("SEED: !!int [1]", r":1: the tag .* is not allowed"),
-    "no mapping": ("- 1", r":1: expected `KEY: value` lines"),
-    "digits": ("SEED: " + "9" * 5000, r":1: Exceeds the limit"),
-    "warm-up": ("TRAIN: {NUM_EPOCHS: 3, WARMUP_EPOCHS: 4}", r":1: TRAIN.WARMUP_EPOCHS 4 exceeds NUM_EPOCHS 3"),
-    "base": ("BASE: 3", r":1: BASE must be a list of files"),
-    "no base": ("BASE: false", r":1: BASE must be a list of files"),
-    "key with an escape code": ('"\\e[2J": 1', r":1: '\\x1b\[2J' is not a valid key"),
-    "no character": (r'SAVE: "\Uffffffff"', r": .*(too large|not in range)"),
-    "no weights": ("EVAL: true", r":1: EVAL.ENABLED needs weights"),
-    "deep": ("[" * 5000, r"nested too deeply|expected"),
-    "long value": ("AMP: {DTYPE: " + "x" * 9000 + "}", r":1: AMP.DTYPE is 'x{20,40}\.\.\.x{20,40}': "),
-    "zero byte in a path": (r'SAVE: "a\0b"', r":1: SAVE is 'a\\x00b': a path cannot contain a zero byte"),
-    "base with a zero byte": (r'BASE: ["a\0b"]', r":1: BASE must be a list of files"),
-    "missing base": ("SEED: 1\nBASE: [none.yaml]", r"recipe.yaml:2: BASE: .*none.yaml: cannot be read: No such file"),
-}
+# A file, whose lines are parted by "; ", and the error
+YAML_MISTAKES = r"""
+TRAIN:;     BASE_LRR: 1 | :2: unknown key TRAIN.BASE_LRR; did you mean TRAIN.BASE_LR\?
+TRAIN: {LAST_EPOCH: 300} | :1: TRAIN.LAST_EPOCH 300 of NUM_EPOCHS 300: no epoch is left
+DATA: {BATCH_SIZE: 0} | :1: DATA.BATCH_SIZE is 0: .*greater than or equal to 1
+DATA: {NUM_WORKERS: 1}; DATA.NUM_WORKERS: 2 | :2: DATA.NUM_WORKERS is given twice, first in line 1
+SEED: 1; SEED: 2 | :2: SEED is given twice, first in line 1
+AMP: true; AMP.ENABLED: false | :2: AMP.ENABLED is given twice, also in line 1
+DATA: hello; DATA.BATCH_SIZE: 4 | :1: DATA is 'hello': must be a section
+DATA.BATCH_SIZE: 4; DATA: | :2: DATA is None: must be a section
+DATA.BATCH_SIZE.X: 3; DATA.BATCH_SIZE: 4 | :2: DATA.BATCH_SIZE is 4: must be a section
+EVAL: {OPERATING_POINT: {class: a, specifity: 0.9}} | \
+  :1: unknown key EVAL.OPERATING_POINT.specifity; did you mean EVAL.OPERATING_POINT.specificity\?
+SEED: &a 1; SAVE_FREQ: *a | :2: aliases are not allowed
+SAVE: !!python/name:os.system | :1: the tag .* is not allowed
+SEED: !!int [1] | :1: the tag .* is not allowed
+- 1 | :1: expected `KEY: value` lines
+TRAIN: {NUM_EPOCHS: 3, WARMUP_EPOCHS: 4} | :1: TRAIN.WARMUP_EPOCHS 4 exceeds NUM_EPOCHS 3
+BASE: 3 | :1: BASE must be a list of files
+BASE: false | :1: BASE must be a list of files
+"\e[2J": 1 | :1: '\\x1b\[2J' is not a valid key
+EVAL: true | :1: EVAL.ENABLED needs weights
+SAVE: "a\0b" | :1: SAVE is 'a\\x00b': a path cannot contain a zero byte
+BASE: ["a\0b"] | :1: BASE must be a list of files
+SEED: 1; BASE: [none.yaml] | recipe.yaml:2: BASE: .*none.yaml: cannot be read: No such file
+"""
+LONG = [
+    ["SEED: " + "9" * 5000, r":1: Exceeds the limit"],
+    ["[" * 5000, r"nested too deeply|expected"],
+    [r'SAVE: "\Uffffffff"', r": .*(too large|not in range)"],
+    ["AMP: {DTYPE: " + "x" * 9000 + "}", r":1: AMP.DTYPE is 'x{20,40}\.\.\.x{20,40}': "],
+]
 
 
-@pytest.mark.parametrize("mistake", YAML_MISTAKES)
-def test_mistakes_in_yaml_name_file_line_and_key(mistake, tmp_path):
-    text, expected = YAML_MISTAKES[mistake]
-    message = error_of(f"-cfg={write(tmp_path, 'recipe.yaml', text)}")
+@pytest.mark.parametrize("text, expected", [*cells_of(YAML_MISTAKES.replace("\\\n", "")), *LONG])
+def test_mistakes_in_yaml_name_file_line_and_key(text, expected, tmp_path):
+    message = error_of(f"-cfg={write(tmp_path, 'recipe.yaml', text.replace('; ', chr(10)))}")
     assert re.search(expected, message), message
 
 

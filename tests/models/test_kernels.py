@@ -2,16 +2,21 @@
 
 import pytest
 import torch
-from conftest import GREY, TINY_RESNET, config_for, model_for, states, train
+from conftest import GREY, TINY_RESNET, config_for, each_value, model_for, states, train
 from torch import nn
 
 from models.kernels import FastDropout, prepare_convolutions
 
+FUSED = """
+option | device | fused
+auto | cpu | false
+auto | meta | true
+fused | cpu | true
+explicit | meta | false
+"""
 
-@pytest.mark.parametrize(
-    "option, device, fused",
-    [("auto", "cpu", False), ("auto", "meta", True), ("fused", "cpu", True), ("explicit", "meta", False)],
-)
+
+@each_value(FUSED)
 @pytest.mark.parametrize("model", [["MODEL.DEPTH=2"], ["MODEL.TYPE=timm", "MODEL.NAME=test_vit"]])
 def test_attention_is_explicit_on_a_cpu_unless_an_option_is_set(model, option, device, fused):
     config = config_for("-image_size=160", "-opts", *model, f"MODEL.ATTENTION={option}")
@@ -23,16 +28,17 @@ def test_attention_is_explicit_on_a_cpu_unless_an_option_is_set(model, option, d
 CHANNELS_LAST = "MODEL.CHANNELS_LAST=true"
 
 
-@pytest.mark.parametrize(
-    "option, convolutions, sharded, expected",
-    [
-        ("auto", 2, False, True),
-        ("auto", 1, False, False),
-        ("auto", 2, True, False),
-        (True, 1, False, True),
-        (False, 2, False, False),
-    ],
-)
+CONVERTED = """
+option | convolutions | sharded | expected
+auto | 2 | false | true
+auto | 1 | false | false
+auto | 2 | true | false
+true | 1 | false | true
+false | 2 | false | false
+"""
+
+
+@each_value(CONVERTED)
 def test_auto_is_for_convolutional_models(option, convolutions, sharded, expected):
     model = nn.Sequential(*(nn.Conv2d(4, 4, 3) for _ in range(convolutions)))
     prepare_convolutions(model, option, sharded)

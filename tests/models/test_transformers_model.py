@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import assert_same_state, config_for, model_for, refused, run_here, states, train
+from conftest import assert_same_state, config_for, each_value, model_for, refused, run_here, states, train
 from PIL import Image
 
 from configs.command_line import parse_command_line
@@ -221,16 +221,17 @@ def test_several_labels_have_transformers_probabilities(images, tmp_path):
         assert [found[name] for name in NAMES] == pytest.approx(expected, abs=1e-4)
 
 
+TUNED = """
+kind | level | option
+dinov3_vit | O1 | MODEL.TUNE=lora
+swin | O1 | MODEL.GRAD_CHECKPOINTING=cheap
+vit | O2 | MODEL.TUNE=last:1
+vit | O3 | MODEL.GRAD_CHECKPOINTING=true
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind, level, option",
-    [
-        ("dinov3_vit", "O1", "MODEL.TUNE=lora"),
-        ("swin", "O1", "MODEL.GRAD_CHECKPOINTING=cheap"),
-        ("vit", "O2", "MODEL.TUNE=last:1"),
-        ("vit", "O3", "MODEL.GRAD_CHECKPOINTING=true"),
-    ],
-)
+@each_value(TUNED)
 def test_levels_and_tuning(kind, level, option, images, tmp_path, cpu):
     save(tmp_path / "hf", kind)
     weights = [f"-model=local-dir:{tmp_path / 'hf'}", f"-pretrained={tmp_path / 'hf'}", "-amp", "-amp_dtype=bfloat16"]

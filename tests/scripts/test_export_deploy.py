@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY_VIT, config_for, refused, run_here, train
+from conftest import ROOT, TINY_VIT, config_for, refused, run_here, train, values_of
 from PIL import Image
 from test_export import BOXES, CLIENT, paths_of_machine
 
@@ -39,10 +39,15 @@ def session_of(graph) -> "onnxruntime.InferenceSession":
     return onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
-RULES = [  # resize, size, crop_pct
-    ("crop", 64, 0.875), ("crop", 65, 1.3), ("crop", (48, 64), 0.9), ("squash", 64, 1), ("pad", 47, 1),
-    ("pad", (48, 80), 1),
-]  # fmt: skip
+# resize, size, crop_pct
+RULES = """
+crop | 64 | 0.875
+crop | 65 | 1.3
+crop | [48, 64] | 0.9
+squash | 64 | 1
+pad | 47 | 1
+pad | [48, 80] | 1
+"""
 
 
 @pytest.mark.slow
@@ -52,7 +57,7 @@ def test_the_graph_reads_pixels_as_an_evaluation_and_as_pillow(interpolation, tm
     photographs = pytest.importorskip("sklearn.datasets").load_sample_images().images
     exec(CLIENT.partition("session = ")[0].replace("import onnxruntime", ""), names := {})
     file = tmp_path / "photo.png"
-    for channels, (resize, size, crop_pct) in product((1, 3), RULES):
+    for channels, (resize, size, crop_pct) in product((1, 3), values_of(RULES)):
         colors = {"imagenet_mean": (0.3, 0.4, 0.5)[:channels], "imagenet_std": (0.2, 0.25, 0.3)[:channels]}
         values = {"image_size": size, "resize": resize, "crop_pct": crop_pct, "interpolation": interpolation}
         data = Data().model_copy(update={**values, **colors, "image_channels": channels})

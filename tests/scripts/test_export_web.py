@@ -13,7 +13,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, rotated
+from conftest import ROOT, each_value, rotated
 from PIL import Image
 
 from configs.schema import Data
@@ -100,20 +100,23 @@ def opened(tmp_path):
     server.shutdown()
 
 
-CASES = [  # resize, size, crop_pct, interpolation, channels, box of the photograph
-    ("crop", 64, 0.875, "bicubic", 3, (0, 0, 301, 223)),
-    ("crop", 65, 1.3, "bilinear", 3, (50, 20, 150, 400)),
-    ("squash", [48, 64], 1.0, "bicubic", 1, (0, 0, 500, 33)),
-    ("pad", 47, 1.0, "bilinear", 3, (10, 10, 90, 60)),
-    ("crop", 32, 1.0, "nearest", 3, (0, 0, 77, 91)),
-]
+# box: of the photograph
+CASES = """
+resize | size | crop_pct | interpolation | channels | box
+crop | 64 | 0.875 | bicubic | 3 | [0, 0, 301, 223]
+crop | 65 | 1.3 | bilinear | 3 | [50, 20, 150, 400]
+squash | [48, 64] | 1.0 | bicubic | 1 | [0, 0, 500, 33]
+pad | 47 | 1.0 | bilinear | 3 | [10, 10, 90, 60]
+crop | 32 | 1.0 | nearest | 3 | [0, 0, 77, 91]
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_input_of_the_page_is_the_input_of_an_evaluation(case, opened, tmp_path):
+@each_value(CASES)
+def test_the_input_of_the_page_is_the_input_of_an_evaluation(
+    resize, size, crop_pct, interpolation, channels, box, opened, tmp_path
+):
     """Equal bytes, of a JPEG with an orientation too; values within float32's rounding."""
-    resize, size, crop_pct, interpolation, channels, box = case
     photograph = pytest.importorskip("sklearn.datasets").load_sample_image("china.jpg")
     photo = tmp_path / "photo.jpg"
     Image.fromarray(photograph).crop(box).save(photo, exif=rotated(6), quality=95, subsampling=0)

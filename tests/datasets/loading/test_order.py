@@ -5,7 +5,16 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from conftest import GREY, assert_same_state, config_for, noise_folder, refused, samples_for, train_batches_for
+from conftest import (
+    GREY,
+    assert_same_state,
+    config_for,
+    noise_folder,
+    refused,
+    samples_for,
+    train_batches_for,
+    values_of,
+)
 from timm.data.distributed_sampler import RepeatAugSampler
 
 from configs.batch_plan import BatchPlan, EpochLayout
@@ -73,7 +82,7 @@ def test_sampler_starts_anywhere(first_batch, kind):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("num_samples, first", [(1, 0), (7, 0), (8, 0), (24, 0), (25, 0), (25, 8), (25, 24), (25, 25)])
+@pytest.mark.parametrize("num_samples, first", values_of("1|0\n7|0\n8|0\n24|0\n25|0\n25|8\n25|24\n25|25"))
 def test_an_evaluation_reads_each_sample_once_from_any_batch_on(num_samples, first, world_size):
     whole = [[index for _, index, _ in keys] for keys in EvalSampler(num_samples, 4)]
     assert [index for batch in whole for index in batch if index != PADDING] == list(range(num_samples))

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, ROOT, each_row, refused
+from conftest import CPU, ROOT, each_row, each_value, refused
 
 from configs.command_line import parse_command_line
 from configs.schema import Data
@@ -140,9 +140,16 @@ def cifar(num_images: int = 4) -> ImageArray:
     return ImageArray(np.zeros((num_images, 3, 32, 32), dtype=np.uint8), [0] * num_images, ["a"])
 
 
-@pytest.mark.parametrize(
-    "in_memory, given, on_cpu, on_gpu", [(False, None, 8, 6), (False, 0, 0, 0), (True, None, 0, 6), (True, 3, 3, 3)]
-)
+NUMBERS = """
+in_memory | given | on_cpu | on_gpu
+false | | 8 | 6
+false | 0 | 0 | 0
+true | | 0 | 6
+true | 3 | 3 | 3
+"""
+
+
+@each_value(NUMBERS)
 def test_number_of_workers_of_a_rank(in_memory, given, on_cpu, on_gpu):
     data = Data.model_validate({"NUM_WORKERS": given})
     samples = cifar()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import timm.data.mixup as timm_mixup
 import torch
+from conftest import each_value
 from scipy import stats
 from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import v2
@@ -250,15 +251,16 @@ def test_probabilities_and_weights():
     assert stats.kstest(mixup_weights, stats.beta(0.8, 0.8).cdf).pvalue > 0.001
 
 
-@pytest.mark.parametrize(
-    "off_epoch, mixed_epochs, plans",
-    [
-        (0, [0, 1, 2, 3], ()),
-        (2, [0, 1], ()),
-        (2, [0], ((0, 0, 4), (0, 0, 2), (1, 2, 4))),
-        (2, [0, 1, 2], ((0, 0, 3), (1, 1, 5))),
-    ],
-)
+MIXED = """
+off_epoch | mixed_epochs | plans
+0 | [0, 1, 2, 3] | []
+2 | [0, 1] | []
+2 | [0] | [[0, 0, 4], [0, 0, 2], [1, 2, 4]]
+2 | [0, 1, 2] | [[0, 0, 3], [1, 1, 5]]
+"""
+
+
+@each_value(MIXED)
 def test_epochs_with_mixup(off_epoch, mixed_epochs, plans):
     values = {"NUM_EPOCHS": plans[-1][2] if plans else 4, "WARMUP_EPOCHS": 0, "PLANS": plans}
     train = Train.model_validate({"MIXUP_ALPHA": 0.8, "MIXUP_OFF_EPOCH": off_epoch, **values})

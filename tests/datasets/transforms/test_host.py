@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from conftest import refused
+from conftest import each_value, refused
 from PIL import Image
 from timm.data import create_transform
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
@@ -116,15 +116,16 @@ def test_a_plugin_that_returns_other_pixels_is_refused(monkeypatch):
         transform(LazyImage(torch.zeros(3, 8, 8, dtype=torch.uint8)), 0, 0)
 
 
-@pytest.mark.parametrize(
-    "top, left, height, width, mode, interpolation, size",
-    [
-        (20, 30, 150, 100, "RGB", "bicubic", 32),
-        (3, 5, 7, 250, "L", "bicubic", 224),
-        (0, 0, 1, 1, "RGB", "bilinear", 9),
-        (40, 7, 96, 96, "RGB", "bicubic", 96),
-    ],
-)
+BOXES = """
+top | left | height | width | mode | interpolation | size
+20 | 30 | 150 | 100 | RGB | bicubic | 32
+3 | 5 | 7 | 250 | L | bicubic | 224
+0 | 0 | 1 | 1 | RGB | bilinear | 9
+40 | 7 | 96 | 96 | RGB | bicubic | 96
+"""
+
+
+@each_value(BOXES)
 def test_resize_is_pillows_antialiased_filter(top, left, height, width, mode, interpolation, size):
     photo = PHOTO.resize((320, 280)).convert(mode)
     part = photo.crop((left, top, left + width, top + height))
@@ -158,9 +159,15 @@ def test_the_modes_are_timms(resize, mode, crop_pct, size):
         assert (ours.int() - theirs.int()).abs().float().mean() < 0.2
 
 
-@pytest.mark.parametrize(
-    "width, height, size, crop_pct", [(199, 261, 223, 1.15), (300, 100, 96, 1.3), (300, 200, 224, 1.004)]
-)
+WIDE = """
+width | height | size | crop_pct
+199 | 261 | 223 | 1.15
+300 | 100 | 96 | 1.3
+300 | 200 | 224 | 1.004
+"""
+
+
+@each_value(WIDE)
 def test_a_share_above_one_gives_a_border_of_zeros(width, height, size, crop_pct):
     image = as_tensor(PHOTO.resize((width, height)))
     crop = eval_crop(image, IMAGE_SIZE=size, CROP_PCT=crop_pct)

@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-from conftest import CPU, assert_same_state, cells_of, config_for, line_of, refused
+from conftest import CPU, assert_same_state, cells_of, config_for, each_value, line_of, refused
 from timm.data import create_transform, resolve_data_config
 from timm.models import load_state_dict
 from torchvision.transforms import InterpolationMode, v2
@@ -213,14 +213,15 @@ def test_who_trained_in_gray_with_timms_input_size_evaluates_in_gray(saved):
         assert (data.image_channels, data.image_size) == (channels, 48)
 
 
-@pytest.mark.parametrize(
-    ("given", "key"),
-    [
-        ({"interpolation": "hamming"}, "DATA.INTERPOLATION"),
-        ({"in_chans": 4}, "DATA.IMAGE_CHANNELS"),
-        ({"mean": "abc"}, "DATA.IMAGENET_MEAN"),
-    ],
-)
+NOT_FOLLOWED = """
+given | key
+{interpolation: hamming} | DATA.INTERPOLATION
+{in_chans: 4} | DATA.IMAGE_CHANNELS
+{mean: abc} | DATA.IMAGENET_MEAN
+"""
+
+
+@each_value(NOT_FOLLOWED)
 def test_an_argument_that_cannot_be_followed_is_named(given, key, saved):
     args = Namespace(model="resnet10t", **given)
     path = saved({"state_dict": timm.create_model("resnet10t").state_dict(), "args": args})

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from conftest import cells_of, refused
+from conftest import cells_of, each_value, refused
 
 from configs.schema import Data
 from configs.yaml_io import parse_value
@@ -60,14 +60,15 @@ def test_an_evaluation_shows_the_pixels_of_the_processor(name, options, tmp_path
         assert (found - expected).abs().mean() < close
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "keys"),
-    [
-        ("TextNet", {"size": {"shortest_edge": 64}}, "size_divisor"),
-        ("Vilt", {"size": {"shortest_edge": 64}}, "do_pad, size_divisor"),
-        ("ViT", {"do_resize": False}, "do_resize"),
-    ],
-)
+OTHERS = """
+name | options | keys
+TextNet | {size: {shortest_edge: 64}} | size_divisor
+Vilt | {size: {shortest_edge: 64}} | do_pad, size_divisor
+ViT | {do_resize: false} | do_resize
+"""
+
+
+@each_value(OTHERS)
 def test_other_pixels_end_in_a_line_with_their_keys(name, options, keys, tmp_path):
     saved(name, options, tmp_path)
     with refused(rf"^[^\n]*{name}ImageProcessor [^\n]* {keys}[^\n]*$"):

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import GREY, TINY_VIT, assert_same_state, config_for, only_run, states, train
+from conftest import GREY, TINY_VIT, assert_same_state, config_for, each_value, only_run, states, train
 
 from engine.plan.training import find_on_all_ranks
 from engine.run.log import RunLogger
@@ -16,11 +16,19 @@ OPTIONS = [
     *TINY_VIT, *GREY, "DATA.NUM_WORKERS=0", "TRAIN.BASE_LR=1e-3", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9",
     f"SAVE_FREQ_STEPS={BROKEN}", f"TRAIN.MAX_STEPS={END}", "DATA.GLOBAL_BATCH_SIZE=96", "DATA.REPEATED_AUGMENTATION=2",
 ]  # fmt: skip
-CASES = [  # ranks that saved, ranks that resume, and their strategy
-    (3, 3, "fsdp"), (3, 2, "fsdp"), (2, 3, "fsdp"), (3, 2, "hsdp"), (3, 1, "fsdp"),
-    (3, 3, "ddp"), ("ddp", 3, "fsdp"), ("ddp", 2, "ddp"),
-    ("ddp", 1, "ddp"),  # two micro-steps a step
-]  # fmt: skip
+# Ranks that saved, ranks that resume, and their strategy
+CASES = """
+saved | by | strategy
+3 | 3 | fsdp
+3 | 2 | fsdp
+2 | 3 | fsdp
+3 | 2 | hsdp
+3 | 1 | fsdp
+3 | 3 | ddp
+ddp | 3 | fsdp
+ddp | 2 | ddp
+ddp | 1 | ddp  # two micro-steps a step
+"""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +58,7 @@ def assert_close(one: dict, other: dict):
             assert difference.max() < 1e-6, name
 
 
-@pytest.mark.parametrize(("saved", "by", "strategy"), CASES)
+@each_value(CASES)
 def test_resumed_it_ends_as_unbroken(unbroken, tmp_path, ranks, saved, by, strategy):
     folder = copy_as_broken(unbroken[saved], tmp_path)
     flags = [f"-resume={folder}", f"-batch_size={96 // max(by, 2)}", "-opts", f"PARALLEL.STRATEGY={strategy}"]

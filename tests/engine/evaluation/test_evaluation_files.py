@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from conftest import CPU
+from conftest import CPU, each_value
 from PIL import Image
 from test_pictures import evaluator_for
 from torch import nn
@@ -285,23 +285,24 @@ def test_the_rows_of_many_classes_take_little_memory_and_are_those_of_csv(make, 
     assert unreadable == ["1, a.jpg", *[""] * number, "1"]
 
 
-@pytest.mark.parametrize(
-    ("threshold", "multi_label", "label"),
-    [
-        (0.7, False, "cat"),  # float32(0.7) is lower: the probability of the file counts
-        (0.700001, False, "unknown"),
-        (0.0, False, "cat"),
-        (0.05, True, "cat | dog | emu"),  # also the classes beyond -top_k
-        (0.2, True, "cat | dog"),
-        (0.9, True, "unknown"),
-    ],
-)
-def test_the_label_is_unknown_below_the_threshold(make, tmp_path, threshold, multi_label, label):
+BELOW = """
+threshold | multi_label | names
+0.7 | false | [cat]  # float32(0.7) is lower: the probability of the file counts
+0.700001 | false | [unknown]
+0.0 | false | [cat]
+0.05 | true | [cat, dog, emu]  # also the classes beyond -top_k
+0.2 | true | [cat, dog]
+0.9 | true | [unknown]
+"""
+
+
+@each_value(BELOW)
+def test_the_label_is_unknown_below_the_threshold(make, tmp_path, threshold, multi_label, names):
     assert not make(threshold=threshold, thresholds=np.array([0.85, -1.4, 2.2]) if multi_label else None).lines
     rows, images = read_rows(tmp_path / "predictions.csv"), read_json(tmp_path)
     if multi_label:  # of the logits 0.847, -0.405 and -2.197
         assert [row["predicted"] for row in rows] == ["dog", "", "dog"]
-    labels = [label, "", label]  # of image 1, which cannot be read, none
+    labels = [" | ".join(names), "", " | ".join(names)]  # of image 1, which cannot be read, none
     assert [row["label"] for row in rows] == [image["label"] for image in images] == labels
     assert [row["target"] for row in rows] == ["cat", "dog", "emu"]
     assert list(rows[0])[-3:-1] == ["label", "target"]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, GREY, TINY_VIT, config_for, read_result, samples_for, train
+from conftest import CPU, GREY, TINY_VIT, config_for, each_value, read_result, samples_for, train
 from PIL import Image
 
 from engine.checkpoint import run_folder
@@ -145,13 +145,20 @@ def test_damaged_features_are_computed_again(contents, tmp_path, name, damage):
     assert file.read_bytes() == content
 
 
-@pytest.mark.parametrize("option, is_same",
-    [
-        ("MODEL.TUNE=lora", True), ("TRAIN.BASE_LR=1", True), ("DATA.BATCH_SIZE_EVAL=7", True),
-        ("DATA.SPLIT_SEED=1", True), ("EVAL.BEST_METRIC=auroc", True),
-        ("DATA.ON_BAD_IMAGE=skip", False), ("DATA.CROP_PCT=0.5", False), ("EVAL.TTA=flip", False),
-    ],
-)  # fmt: skip
+SHARED = """
+option | is_same
+MODEL.TUNE=lora | true
+TRAIN.BASE_LR=1 | true
+DATA.BATCH_SIZE_EVAL=7 | true
+DATA.SPLIT_SEED=1 | true
+EVAL.BEST_METRIC=auroc | true
+DATA.ON_BAD_IMAGE=skip | false
+DATA.CROP_PCT=0.5 | false
+EVAL.TTA=flip | false
+"""
+
+
+@each_value(SHARED)
 def test_features_of_equal_inputs_are_shared(option, is_same):
     """Training keys have no effect on stored features; a key that changes them, or errors, does."""
     digests = set()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import config_for
+from conftest import config_for, each_value
 from fake_gpu import CONTEXT
 
 from configs.batch_plan import plan_batches
@@ -47,9 +47,15 @@ def test_a_value_that_is_given_and_the_value_of_a_resumed_run_stay():
     assert [chosen(replace(LONG, compile=value), *AMP) for value in ("auto", "none", "max")] == ["auto", "none", "max"]
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"), [({}, "auto"), ({"TRAIN.COMPILE": "default"}, "default"), (None, "default")]
-)
+CHOSEN = """
+given | expected
+{} | auto
+{TRAIN.COMPILE: default} | default
+ | default
+"""
+
+
+@each_value(CHOSEN)
 def test_the_chosen_value_of_a_run_is_chosen_again_for_the_device_of_the_next_start(tmp_path, given, expected):
     """A run on a GPU that is resumed on a CPU is not compiled; a value that the user gave stays."""
     (tmp_path / "config.yaml").write_text("TRAIN: {COMPILE: default}")
@@ -81,33 +87,35 @@ def compiled(plan: Plan) -> Train:
     return compile_if_it_pays(plan, Facts(), CONTEXT, RunLogger(CONTEXT)).train
 
 
-@pytest.mark.parametrize(
-    ("word", "options", "expected"),
-    [
-        ("-epochs=200", (), "default"),  # 1,280 images of 105 GFLOPs in 0.425 s
-        ("-epochs=100", (), "auto"),
-        ("-minutes=2", (), "auto"),
-        ("-minutes=5", (), "default"),
-        ("-epochs=200", ("MODEL.TYPE=timm", "MODEL.NAME=resnet18"), "auto"),
-    ],
-)
+MINUTES = """
+word | options | expected
+-epochs=200 | [] | default  # 1,280 images of 105 GFLOPs in 0.425 s
+-epochs=100 | [] | auto
+-minutes=2 | [] | auto
+-minutes=5 | [] | default
+-epochs=200 | [MODEL.TYPE=timm, MODEL.NAME=resnet18] | auto
+"""
+
+
+@each_value(MINUTES)
 def test_a_gpu_compiles_runs_of_minutes_with_equal_blocks(plan, word, options, expected):
     made = plan(word, options=options)
     assert plan_batches(made.config, 1).global_size == 256
     assert compiled(made).compile == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (("MODEL.DROPOUT=0.1", "MODEL.DROPPATH=0.3"), "auto"),
-        (("MODEL.GRAD_CHECKPOINTING=cheap",), "default"),
-        (("AMP.CUSTOM_BLACK_LIST=[gelu]",), "default"),
-        (("AMP.CUSTOM_BLACK_LIST=[elementwise_add]",), "auto"),
-        (("MODEL.INIT_VALUES=1e-5",), "default"),
-        (("MODEL.QKV_BIAS=false",), "default"),
-    ],
-)
+FUSED = """
+options | expected
+[MODEL.DROPOUT=0.1, MODEL.DROPPATH=0.3] | auto
+[MODEL.GRAD_CHECKPOINTING=cheap] | default
+['AMP.CUSTOM_BLACK_LIST=[gelu]'] | default
+['AMP.CUSTOM_BLACK_LIST=[elementwise_add]'] | auto
+[MODEL.INIT_VALUES=1e-5] | default
+[MODEL.QKV_BIAS=false] | default
+"""
+
+
+@each_value(FUSED)
 def test_fused_blocks_are_not_compiled(plan, monkeypatch, options, expected):
     pytest.importorskip("triton")
     monkeypatch.setattr("models.fused_proof.find_fault", lambda *_: "")

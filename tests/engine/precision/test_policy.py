@@ -4,7 +4,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, assert_same_state, config_for, model_for, rows, seeded, states, train
+from conftest import ROOT, assert_same_state, config_for, each_value, model_for, rows, seeded, states, train
 from fake_gpu import CONTEXT, GPU, fake_gpu
 from precision_cases import BF16, CPU, FP32, policy
 from timm.utils import ModelEmaV3
@@ -16,16 +16,20 @@ from engine.precision import policy as policies
 from engine.precision.master_weights import WeightAverage
 from engine.precision.policy import Precision, fuse_blocks, set_process_switches
 
+DTYPES = """
+options | dtype
+{} | float32
+{ENABLED: true} | bfloat16
+{ENABLED: true, DTYPE: float16} | float16
+"""
 
-@pytest.mark.parametrize(
-    "options, dtype",
-    [({}, torch.float32), ({"ENABLED": True}, torch.bfloat16), ({"ENABLED": True, "DTYPE": "float16"}, torch.float16)],
-)
+
+@each_value(DTYPES)
 def test_autocast_dtype_on_a_cpu(options, dtype):
     precision = Precision(Amp.model_validate(options), CPU)
     with precision.autocast():
-        assert nn.Linear(4, 4)(torch.ones(1, 4)).dtype == dtype
-    assert any("100 times slower" in text for text in precision.misfits()) == (dtype == torch.float16)
+        assert nn.Linear(4, 4)(torch.ones(1, 4)).dtype == getattr(torch, dtype)
+    assert any("100 times slower" in text for text in precision.misfits()) == (dtype == "float16")
 
 
 @pytest.mark.gpu
@@ -35,19 +39,20 @@ def test_autocast_on_a_gpu_is_fp16_with_loss_scaling():
     assert precision.scaler.get_scale() == 2.0**16
 
 
-@pytest.mark.parametrize(
-    "options, half_stream",
-    [
-        ({"DTYPE": "bfloat16"}, True),
-        ({"DTYPE": "float16"}, False),
-        ({"DTYPE": "bfloat16", "CUSTOM_BLACK_LIST": ["add"]}, False),
-        ({"DTYPE": "bfloat16", "CUSTOM_WHITE_LIST": ["add", "layer_norm"]}, True),  # PRESET bf16_stream
-        ({"DTYPE": "float16", "CUSTOM_BLACK_LIST": ["cross_entropy", "head", "log_softmax", "patch_embed.*"]}, False),
-        ({"DTYPE": "bfloat16", "CUSTOM_BLACK_LIST": ["add", "softmax"]}, None),
-        ({"DTYPE": "bfloat16", "CUSTOM_WHITE_LIST": ["gelu"]}, None),
-        ({"DTYPE": "bfloat16", "CUSTOM_BLACK_LIST": ["blocks.1.mlp"]}, None),
-    ],
-)
+STREAMS = """
+options | half_stream
+{DTYPE: bfloat16} | true
+{DTYPE: float16} | false
+{DTYPE: bfloat16, CUSTOM_BLACK_LIST: [add]} | false
+{DTYPE: bfloat16, CUSTOM_WHITE_LIST: [add, layer_norm]} | true  # PRESET bf16_stream
+{DTYPE: float16, CUSTOM_BLACK_LIST: [cross_entropy, head, log_softmax, 'patch_embed.*']} | false
+{DTYPE: bfloat16, CUSTOM_BLACK_LIST: [add, softmax]} |
+{DTYPE: bfloat16, CUSTOM_WHITE_LIST: [gelu]} |
+{DTYPE: bfloat16, CUSTOM_BLACK_LIST: [blocks.1.mlp]} |
+"""
+
+
+@each_value(STREAMS)
 def test_fused_blocks_add_in_bfloat16_unless_the_lists_say_otherwise(options, half_stream, monkeypatch):
     """Lists that change nothing in a block leave them on; other lists are named."""
     pytest.importorskip("triton")
@@ -145,10 +150,15 @@ def switch(nondeterministic_after_test):
     set_for(CPU)
 
 
-@pytest.mark.parametrize(
-    "options, expected",
-    [(["SEED=1"], False), (["AMP=true"], True), (["AMP=true", "AMP.TF32=false"], False)],
-)
+SWITCHES = """
+options | expected
+[SEED=1] | false
+[AMP=true] | true
+[AMP=true, AMP.TF32=false] | false
+"""
+
+
+@each_value(SWITCHES)
 def test_tf32_follows_amp_unless_set(switch, options, expected):
     switch(CPU, *options)
     assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is expected

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from conftest import log_of, only_run, run_here
+from conftest import each_value, log_of, only_run, run_here
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
@@ -57,18 +57,25 @@ GOOD = Profile(1.0, NO_TIME, SECONDS, "", 0.01, 0.0, False, True, False)  # on a
 GOOD_CPU = replace(GOOD, host_seconds=SECONDS, gpu_seconds=NO_TIME, launch_bound_share=None, is_compiled=False)
 
 
-@pytest.mark.parametrize(("profile", "share", "option"), [
-    (replace(GOOD, data_wait_share=0.3), 30, "-num_workers"),
-    (replace(GOOD, launch_bound_share=0.6, is_compiled=False), 60, "-compile"),
-    (replace(GOOD, launch_bound_share=0.6), 60, "TRAIN.COMPILE=max"),
-    (replace(GOOD, is_slow_float32=True), 90, "-amp"),
-    (replace(GOOD, gpu_seconds=SECONDS | {OPTIMIZER: 0.25}), 25, "-accum_iter"),
-    (replace(GOOD_CPU, host_seconds=SECONDS | {TRANSFORM: 0.15}), 15, "DATA.AFFINE_"),
-    (GOOD, None, ""),
-    (GOOD_CPU, None, ""),
-    (replace(GOOD, data_wait_share=0.3, data_in_memory=True), None, ""),
-])  # fmt: skip
-def test_a_part_that_takes_long_has_its_advice(profile, share, option):
+# on_gpu: else on a CPU; slow: seconds of phases
+ADVICE = """
+on_gpu | changes | slow | share | option
+true | {data_wait_share: 0.3} | {} | 30 | -num_workers
+true | {launch_bound_share: 0.6, is_compiled: false} | {} | 60 | -compile
+true | {launch_bound_share: 0.6} | {} | 60 | TRAIN.COMPILE=max
+true | {is_slow_float32: true} | {} | 90 | -amp
+true | {} | {optimizer: 0.25} | 25 | -accum_iter
+false | {} | {transform and mixup: 0.15} | 15 | DATA.AFFINE_
+true | {} | {} | |
+false | {} | {} | |
+true | {data_wait_share: 0.3, data_in_memory: true} | {} | |
+"""
+
+
+@each_value(ADVICE)
+def test_a_part_that_takes_long_has_its_advice(on_gpu, changes, slow, share, option):
+    seconds = "gpu_seconds" if on_gpu else "host_seconds"
+    profile = replace(GOOD if on_gpu else GOOD_CPU, **{seconds: SECONDS | slow}, **changes)
     sentences = advice(profile)
     assert len(sentences) == (share is not None)
     assert all(line in profile_text(profile) for line in sentences)

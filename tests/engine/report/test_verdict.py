@@ -5,7 +5,7 @@ nothing about the others, nor about differences within the interval of the resul
 import shlex
 
 import pytest
-from conftest import cells_of, config_for
+from conftest import cells_of, config_for, each_value
 from run_folders import add_evaluation, make_run, read_page, update_json, write_facts, write_rows
 
 from configs.command_line import parse_command_line
@@ -208,10 +208,16 @@ def test_a_training_at_chance_names_a_tenth_of_the_rate(tmp_path, losses, option
     assert kind_of(read_contents(run)) == kind
 
 
+ONE_ANSWER = """
+counts | predicted | says
+[6, 4] | [10, 0] | true
+[6, 4] | [9, 1] | false
+[6, 0] | [6, 0] | false
+"""
+
+
 @pytest.mark.parametrize(("val", "kind"), [([60] * 6, "probe"), (RISING, "longer")])
-@pytest.mark.parametrize(
-    ("counts", "predicted", "says"), [((6, 4), (10, 0), True), ((6, 4), (9, 1), False), ((6, 0), (6, 0), False)]
-)
+@each_value(ONE_ANSWER)
 def test_a_model_of_one_answer_does_not_overfit(tmp_path, val, kind, counts, predicted, says):
     """Whatever the training: nine tenths of the training are right, and each validation image is a cat."""
     run_of(tmp_path / "run", [15 * epoch for epoch in range(1, 7)], val, WEIGHTS)
@@ -237,16 +243,17 @@ def test_nothing_is_said_of_other_runs(tmp_path, train, val, options, status):
     assert verdict_of(run_of(tmp_path / "run", train, val, options, (5.0, 1.0), **status)) == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("scores", "options", "advised"),
-    [
-        ((19, 72), [], "TRAIN.MODEL_EMA=false"),
-        ((19, 72), ["TRAIN.MODEL_EMA_WARMUP=false"], "TRAIN.MODEL_EMA_WARMUP=true"),
-        ((65, 72), [], None),
-        ((72, 19), [], None),
-        ((1.2, 0.4), ["EVAL.BEST_METRIC=loss"], None),
-    ],
-)
+LAGGING = """
+scores | options | advised
+[19, 72] | [] | TRAIN.MODEL_EMA=false
+[19, 72] | [TRAIN.MODEL_EMA_WARMUP=false] | TRAIN.MODEL_EMA_WARMUP=true
+[65, 72] | [] |
+[72, 19] | [] |
+[1.2, 0.4] | [EVAL.BEST_METRIC=loss] |
+"""
+
+
+@each_value(LAGGING)
 def test_an_average_that_lags_behind_the_weights(tmp_path, scores, options, advised):
     average, raw = scores
     keys = ["TRAIN.MODEL_EMA=true", *options]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import log_of, refused
+from conftest import each_value, log_of, refused
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from configs.schema import Amp
@@ -162,17 +162,18 @@ def test_a_loss_scale_appears_in_the_first_report_and_when_it_changes(tmp_path, 
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changes", "shown"),
-    [
-        ({"data_wait_share": 0.049}, ""),
-        ({"data_wait_share": 0.05}, "wait 5%"),
-        ({"latest": replace(LATEST, grad_norm=2.4)}, ""),
-        ({"latest": replace(LATEST, grad_norm=24.6)}, "grad norm 24.6 (mean 1.23)"),
-        ({"skipped_steps": 7}, ""),  # before the last report
-        ({"skipped_steps": 7, "latest": replace(LATEST, skipped_samples=128)}, "skipped steps 7"),
-    ],
-)
-def test_a_value_appears_if_it_is_unusual(cpu, changes, shown):
-    text, usual = ", ".join(lines(cpu, **changes)), lines(cpu)
+UNUSUAL = """
+figures | latest | shown
+{data_wait_share: 0.049} | {} |
+{data_wait_share: 0.05} | {} | wait 5%
+{} | {grad_norm: 2.4} |
+{} | {grad_norm: 24.6} | grad norm 24.6 (mean 1.23)
+{skipped_steps: 7} | {} |   # before the last report
+{skipped_steps: 7} | {skipped_samples: 128} | skipped steps 7
+"""
+
+
+@each_value(UNUSUAL)
+def test_a_value_appears_if_it_is_unusual(cpu, figures, latest, shown):
+    text, usual = ", ".join(lines(cpu, replace(LATEST, **latest), **figures)), lines(cpu)
     assert shown in text if shown else text == usual[0]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import cells_of, config_for, model_for, train
+from conftest import cells_of, config_for, each_value, model_for, train
 
 from configs.schema import Data
 from datasets.batch import Batch
@@ -95,15 +95,16 @@ def simulated(monkeypatch):
     return SimulatedGpu(monkeypatch), timer_of(torch.device("cuda"))
 
 
+SHARES = """
+loader | launch | busy | wait | launch_bound
+0.080 | 0.010 | 0.075 | 0.06 | 0  # the host spends 87% of the time in next()
+0.300 | 0.010 | 0.075 | 0.75 | 0
+0.010 | 0.080 | 0.030 | 0.01 | 1  # the copy is not hidden: the GPU has nothing to compute
+"""
+
+
 @pytest.mark.parametrize("accum", [1, 4])
-@pytest.mark.parametrize(
-    ("loader", "launch", "busy", "wait", "launch_bound"),
-    [
-        (0.080, 0.010, 0.075, 0.06, 0.0),  # the host spends 87% of the time in next()
-        (0.300, 0.010, 0.075, 0.75, 0.0),
-        (0.010, 0.080, 0.030, 0.01, 1.0),  # the copy is not hidden: the GPU has nothing to compute
-    ],
-)
+@each_value(SHARES)
 def test_shares_of_the_time(simulated, loader, launch, busy, wait, launch_bound, accum):
     gpu, timer = simulated
     batches = gpu.batches(loader)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, cells_of, config_for
+from conftest import ROOT, cells_of, config_for, each_value
 
 from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
 from configs.schema import Config, Parallel
@@ -26,18 +26,20 @@ def misfits_of(config: Config, layout: EpochLayout) -> list[str]:
     return [note.text for note in find_misfits(SimpleNamespace(config=config, layout=layout, context=gpu), is_new=True)]
 
 
-@pytest.mark.parametrize(
-    "layout, number, kind",
-    [
-        (EpochLayout(80, BatchPlan(64), 0), 16, "screen"),
-        (EpochLayout(1000, BatchPlan(16, ranks=3), 0), 40, "log"),
-        (EpochLayout(100, BatchPlan(8, accumulation=4, whole_steps=True), 0), 4, "log"),
-        (EpochLayout(96, BatchPlan(8, accumulation=5), 0), 0, ""),
-        (EpochLayout(100, BatchPlan(8), 0, max_steps=2), 0, ""),
-    ],
-)
-def test_the_images_of_the_incomplete_last_batch_are_named(layout, number, kind):
+LAYOUTS = """
+samples | batch | max_steps | number | kind
+80 | {micro_batch: 64} | | 16 | screen
+1000 | {micro_batch: 16, ranks: 3} | | 40 | log
+100 | {micro_batch: 8, accumulation: 4, whole_steps: true} | | 4 | log
+96 | {micro_batch: 8, accumulation: 5} | | 0 |
+100 | {micro_batch: 8} | 2 | 0 |
+"""
+
+
+@each_value(LAYOUTS)
+def test_the_images_of_the_incomplete_last_batch_are_named(samples, batch, max_steps, number, kind):
     """As many as the sampler leaves out of each epoch."""
+    layout = EpochLayout(samples, BatchPlan(**batch), 0, max_steps=max_steps)
     used = set()
     for rank in range(layout.batch.ranks):
         for batch in TrainSampler(layout, 1, rank):
@@ -49,16 +51,18 @@ def test_the_images_of_the_incomplete_last_batch_are_named(layout, number, kind)
     assert all(f" {number} of {layout.samples:,} images" in note.text for note in notes)
 
 
-@pytest.mark.parametrize(
-    "layout, line",
-    [
-        (EpochLayout(1437, BatchPlan(64, accumulation=3), 0), "8 steps of 192 images (the last of 64)"),
-        (EpochLayout(35, BatchPlan(8, accumulation=3), 0), "2 steps of 24 images (the last of 8)"),
-        (EpochLayout(100, BatchPlan(8, accumulation=3), 0), "4 steps of 24 images"),
-        (EpochLayout(20, BatchPlan(8, accumulation=3), 0), "1 step of 16 images"),
-    ],
-)
-def test_who_accumulates_gradients_reads_the_images_of_each_step(layout, line):
+ACCUMULATED = """
+samples | size | line
+1437 | 64 | 8 steps of 192 images (the last of 64)
+35 | 8 | 2 steps of 24 images (the last of 8)
+100 | 8 | 4 steps of 24 images
+20 | 8 | 1 step of 16 images
+"""
+
+
+@each_value(ACCUMULATED)
+def test_who_accumulates_gradients_reads_the_images_of_each_step(samples, size, line):
+    layout = EpochLayout(samples, BatchPlan(size, accumulation=3), 0)
     parts = {"context": SimpleNamespace(world_size=1, device="cpu"), "precision": SimpleNamespace(short_name="float32")}
     state = SimpleNamespace(config=Config(), layout=layout, meta_model=torch.nn.Identity(), **parts)
     printed = describe_on_screen(state, SimpleNamespace(source=""), SimpleNamespace(images=""), None)
@@ -88,13 +92,10 @@ def test_options_that_do_not_fit_the_run(train, model, part):
     assert all(part in text for text in found)
 
 
-@pytest.mark.parametrize(
-    "given, keys",
-    [({}, []), ({"SYNC_BN": True, "BUCKET_MB": 10.0}, ["SYNC_BN", "BUCKET_MB"]), ({"STRATEGY": "fsdp"}, ["STRATEGY"])],
-)
-def test_what_one_process_does_not_use_is_named(given, keys):
+@pytest.mark.parametrize("given", [{}, {"SYNC_BN": True, "BUCKET_MB": 10.0}, {"STRATEGY": "fsdp"}])
+def test_what_one_process_does_not_use_is_named(given):
     text = "".join(note.text for note in notes_on_one_process(Parallel.model_validate(given)))
-    assert re.findall(r"PARALLEL\.(\w+)", text) == keys
+    assert re.findall(r"PARALLEL\.(\w+)", text) == [*given]
 
 
 @pytest.mark.parametrize("optimizer, lr", [("AdamW", 3e-4), ("SGD", 3e-5), ("nesterov", 3e-5), ("sgdw", 3e-5)])

@@ -10,6 +10,7 @@ import torch
 from conftest import (
     assert_same_state,
     digits_flags,
+    each_value,
     evaluate,
     read_result,
     rows,
@@ -121,15 +122,16 @@ def test_a_head_of_the_same_classes_stays(trained_digits, tmp_path):
     assert read_result(folder)["probe_score"] is None
 
 
-@pytest.mark.parametrize(
-    "options, moves",
-    [
-        ({}, True),
-        ({"head": "probe"}, False),
-        ({"head": "probe", "batch_norm": "train"}, True),
-        ({"batch_norm": "frozen"}, False),
-    ],
-)
+STATISTICS = """
+options | moves
+{} | true
+{head: probe} | false
+{head: probe, batch_norm: train} | true
+{batch_norm: frozen} | false
+"""
+
+
+@each_value(STATISTICS)
 def test_batch_norms_keep_their_statistics(options, moves):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout())
     for pretrained in ("weights.pth", None):  # from scratch, they have none to keep

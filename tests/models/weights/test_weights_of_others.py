@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import assert_same_state, line_of, refused
+from conftest import assert_same_state, each_value, line_of, refused
 from timm.models import adapt_input_conv
 from weight_files import (
     Reduced,
@@ -471,11 +471,20 @@ def test_the_image_size_and_the_model_that_a_file_states(saved, arguments):
     assert weights_record(Model(PRETRAINED=path)).data == {"IMAGE_SIZE": expected}
 
 
-@pytest.mark.parametrize("name, published, expected", [
-    ("vit_tiny_patch16_384", 224, 384), ("vit_so400m_patch14_siglip_384", 384, 384), ("hiera_tiny_224", 224, None),
-    ("vit_medium_patch16_reg4_gap_256", 224, 256), ("vit_small_patch14_reg4_dinov2", 224, 518),
-    ("vit_tiny_r_s16_p8_224", 224, None), ("vit_base_r50_s16_224", 224, None), ("deit3_small_patch16_224", [9], 224),
-])  # fmt: skip
+SIZES = """
+name | published | expected
+vit_tiny_patch16_384 | 224 | 384
+vit_so400m_patch14_siglip_384 | 384 | 384
+hiera_tiny_224 | 224 |
+vit_medium_patch16_reg4_gap_256 | 224 | 256
+vit_small_patch14_reg4_dinov2 | 224 | 518
+vit_tiny_r_s16_p8_224 | 224 |
+vit_base_r50_s16_224 | 224 |
+deit3_small_patch16_224 | [9] | 224
+"""
+
+
+@each_value(SIZES)
 def test_positions_tell_the_image_size_of_models_of_plain_patches(name, published, expected):
     with torch.device("meta"):
         state = timm.create_model(name).state_dict()
