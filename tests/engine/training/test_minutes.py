@@ -67,7 +67,7 @@ def test_short_epochs_have_the_first_images_of_the_order():
     assert (layout.steps_per_epoch, layout.batches_per_epoch) == (5, 10)
 
 
-@pytest.mark.parametrize("how", ["RUN", "auto", "RUN and its first recipe"])
+@pytest.mark.parametrize("how", ["RUN", slow("auto"), slow("RUN and its first recipe")])
 def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(how, tmp_path, monkeypatch):
     monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (2, 7))
     monkeypatch.setattr("engine.training.trainer.plan_again", lambda plan, train, *figures: train)

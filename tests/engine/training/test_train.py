@@ -43,7 +43,7 @@ def test_the_metric_decides_and_the_first_of_equal_epochs_stays(digits_argv, mon
         left = iter(values)
         scripted = replace(METRICS[name], compute=lambda results, left=left, last=values[-1]: next(left, last))
         monkeypatch.setitem(METRICS, name, scripted)
-    options = ["EVAL.BEST_METRIC=min_recall", "TRAIN.PATIENCE=2", "TRAIN.NUM_EPOCHS=9", "SAVE_FREQ=9"]
+    options = ["EVAL.BEST_METRIC=min_recall", "TRAIN.PATIENCE=2", "TRAIN.NUM_EPOCHS=9", "DATA.BATCH_SIZE=360"]
     folder = train([*digits_argv, *options])
     monkeypatch.undo()
     result = read_result(folder)
@@ -141,7 +141,7 @@ def test_a_report_that_cannot_be_written_does_not_end_the_run(digits_argv, monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("engine.evaluation.files.atomic_write", fail)
-    folder = train(digits_argv)
+    folder = train([*digits_argv, "TRAIN.NUM_EPOCHS=1"])
     assert read_result(folder)["finished"]
 
 
