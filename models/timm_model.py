@@ -192,7 +192,7 @@ def check_image_size(model: nn.Module, name: str, data: Data) -> None:
     The weights and the running statistics stay unchanged. Raises UserError if the pass fails.
     """
     device = next(model.parameters()).device
-    image = torch.zeros((1, data.image_channels, *data.input_size), device=device)
+    image = torch.zeros((1, *data.image_shape), device=device)
     try:
         with torch.no_grad():
             model.eval()(image)

@@ -153,7 +153,7 @@ def build_transformers(options: TransformersModel, data: Data) -> nn.Module:
         model.attn_drop = nn.Identity()  # each layer calls its hooks with the attention
         model.global_pool = "avg" if config.model_type in _AVERAGES else "token"
         if not add_mixin(model, _Classifier).get_classifier():
-            image = torch.zeros((1, data.image_channels, *data.input_size), device=model.device)
+            image = torch.zeros((1, *data.image_shape), device=model.device)
             model.classifier = nn.Linear(_pooled_width(model.outputs(image), options.name), options.num_logits)
     layers = _layers_of(model, blocks, partial(check_image_size, model, options.name, data))
     if are_known:

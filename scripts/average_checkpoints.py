@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     for path in paths[1:]:
         _check_same_data(trained, path)
     config = trained.config
-    built = build_eval_model(config, context, weights_size=trained.weights_size)
+    built = build_eval_model(config, context, record=trained.record)
     state = built.fp32.state_dict()
     mean: State = {}
     for count, path in enumerate(paths):

@@ -191,6 +191,11 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         return self.image_size if isinstance(self.image_size, tuple) else (self.image_size, self.image_size)
 
     @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of the model's input."""
+        return (self.image_channels, *self.input_size)
+
+    @property
     def given_columns(self) -> dict[Any, Any]:
         """COLUMNS, empty without one."""
         return self.columns or {}

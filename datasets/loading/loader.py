@@ -98,14 +98,13 @@ class BatchReader(Dataset[Batch | UserError]):
     ) -> None:
         self.samples, self.data, self.transform, self.timeout_seconds = samples, data, transform, timeout_seconds
         self.raises_bad = data.on_bad_image == "error" and not lists_bad
-        self.image_shape = (data.image_channels, *data.input_size)
         self.slots: ImageSlots | None = None  # of a reader in a worker
 
     def __getitems__(self, keys: list[Key]) -> Any:
         """Returns a UserError instead of raising it: torch would add the worker's traceback to its message."""
         try:
             if not self.slots:
-                return self._read(keys, torch.empty((len(keys), *self.image_shape), dtype=torch.uint8))
+                return self._read(keys, torch.empty((len(keys), *self.data.image_shape), dtype=torch.uint8))
             return self.slots.message(self._read(keys, self.slots.next()))
         except UserError as error:
             return error
@@ -186,7 +185,7 @@ class Loader:
                 "worker_init_fn": start_worker,
                 "multiprocessing_context": "forkserver",
             }
-            self._slots_shape = slots_shape(workers, (sampler.batch_size, *reader.image_shape))
+            self._slots_shape = slots_shape(workers, (sampler.batch_size, *reader.data.image_shape))
             self._iterate = partial(iter_with_timeout, limit_seconds=self.timeout_seconds)
             start_worker_server()
         self._batches = DataLoader(

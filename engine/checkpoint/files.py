@@ -35,7 +35,7 @@ from engine.checkpoint.run_folder import (
 from engine.checkpoint.weights_record import check_description, check_values, read_split
 from engine.progress import NUM_SUMS
 from models.weights.read import has_backing_storage
-from utils.distributed import ProcessContext, broadcast_object, call_on_main
+from utils.distributed import ProcessContext, broadcast_object, call_on_main, find_on_main
 from utils.errors import REFUSED, Unavailable, UserError, error_from
 from utils.file_formats.pickles import checked_archive_bytes
 from utils.files import atomic_save, tensor_bytes, tensors_in, verify_checksum
@@ -237,7 +237,7 @@ def find_best(found: FoundCheckpoint, context: ProcessContext) -> Path | None:
                 return path
         return None
 
-    return broadcast_object(call_on_main(first_valid, context), context)
+    return find_on_main(first_valid, context)
 
 
 def load_checkpoint(path: Path, mmap: bool = False) -> dict[str, Any]:

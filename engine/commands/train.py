@@ -48,7 +48,7 @@ def train(command: Command, context: ProcessContext) -> int:
         locks.callback(outputs.reporter.close)  # if training fails
         trainer = Trainer(session, outputs)
         if plan.config.model.tune.solves_head:
-            run_probe(trainer, solved)
+            run_probe(trainer)
         else:
             trainer.train()
         return finish_run(command, trainer)

@@ -62,17 +62,16 @@ def build_eval_model(
     config: Config,
     context: ProcessContext,
     purpose: Purpose = EVALUATE,
-    weights_size: tuple[int, int] | None = None,
     record: WeightsRecord | None = None,
 ) -> EvalModel:
-    """purpose: EVALUATE or FEATURES. weights_size: as in `build_model`. record: of the weights, if it has been read."""
+    """purpose: EVALUATE or FEATURES. record: of the weights, if it has been read."""
+    record = record or weights_record(config.model)
     set_process_switches(config, context.device)
     options = config.with_model(tune=Tune()).model
-    model, fitted = build_model(options, config.data, context.device, purpose, weights_size)
+    model, fitted = build_model(options, config.data, context.device, purpose, record.image_size)
     built = eval_model_of(model, config, context)
     evaluator = built.evaluator
     notes = [note.on("Pretrained") for note in fitted.notes()]
-    record = record or weights_record(config.model)
     decision = record.decision
     if decision.point and decision.point.label < config.model.num_logits:
         evaluator = replace(evaluator, point=decision.point)
@@ -138,7 +137,7 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
         plan = _without_decision(command, plan)
     if command.prediction:
         _check_prediction(command.prediction, plan.config, len(plan.samples))
-    built = build_eval_model(plan.config, context, plan.purpose, plan.record.image_size, plan.record)
+    built = build_eval_model(plan.config, context, plan.purpose, plan.record)
     for note in (*built.notes, *plan.notes):
         logger.note(note)
     decision = plan.record.decision
@@ -199,7 +198,7 @@ def _mean_session(
         config, record, _ = options_of_weights(command.with_weights(found.path))
         if (record.class_names, record.preprocessing) != (plan.record.class_names, plan.record.preprocessing):
             raise UserError(f"{run}: has other classes, or another preprocessing, than {command.runs[0]}")
-        built = build_eval_model(config, context, plan.purpose, record.image_size, record)
+        built = build_eval_model(config, context, plan.purpose, record)
         own = replace(built.evaluator, class_mask=evaluator.class_mask, merged=evaluator.merged)
         members.append((own, built.compute))
     of_mean = replace(evaluator, flips=False, class_mask=None, merged={}, temperature=1.0)

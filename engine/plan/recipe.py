@@ -19,7 +19,7 @@ from datasets.sources.groups import group
 from datasets.sources.rows import cut, read_rows
 from datasets.sources.source import Wanted, source_class
 from utils.device import on_meta_device
-from utils.distributed import ProcessContext, broadcast_object, call_on_main, single_process
+from utils.distributed import ProcessContext, find_on_main, single_process
 from utils.errors import UserError, to_single_line
 from utils.file_formats.hf_folder import HUB, LOCAL, find_on_hub, weight_file
 from utils.notes import Note
@@ -66,7 +66,7 @@ def choose_recipe(command: Command, context: ProcessContext) -> Command:
     UserError if given weights cannot be read.
     """
     # On each rank, whatever its options are: `check_same_options` names the differences later.
-    choice = broadcast_object(call_on_main(lambda: _choice_for(command), context), context)
+    choice = find_on_main(lambda: _choice_for(command), context)
     if choice:
         command = _with_choice(command, choice)
     return _follow_model(command) if command.recipe else command

@@ -266,7 +266,7 @@ def flops_per_image(model: nn.Module, data: Data, trains: bool = True) -> int:
     """
     from torch.utils.flop_counter import FlopCounterMode  # late: it imports Triton
 
-    images = torch.empty((1, data.image_channels, *data.input_size), device="meta")
+    images = torch.empty((1, *data.image_shape), device="meta")
     meta_model = copy_to_meta(model)
     if not trains:  # not by `no_grad`: torch's counter fails on views of parameters, such as an expanded class token
         meta_model.requires_grad_(False)

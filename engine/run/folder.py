@@ -26,7 +26,7 @@ from engine.run.facts import Environment, Start, read_fact
 from engine.run.log import RunLogger
 from engine.run.record import read_run
 from utils.device import device_name
-from utils.distributed import ProcessContext, broadcast_object, gather_objects
+from utils.distributed import ProcessContext, broadcast_object, find_on_main, gather_objects
 from utils.errors import UserError, hide_passwords
 from utils.files import atomic_write, make_own_folder
 
@@ -71,8 +71,7 @@ def open_new_folder(
     Raises UserError if it cannot, or another host does not see it.
     """
     name = prefix + command.run_name
-    made = str(make_run_folder(Path(command.config.save), name)) if context.is_main else ""
-    folder = Path(broadcast_object(made, context))
+    folder = find_on_main(lambda: make_run_folder(Path(command.config.save), name), context)
     enter_folder(folder, command, context, logger, steps_done=0, **values)
     return folder
 

@@ -105,7 +105,7 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
     if is_written and test is None:
         return None
     best = config.with_model(pretrained=str(outputs.folder / BEST), weights_entry=None)  # of the initial weights
-    built = build_eval_model(best, context, weights_size=config.data.input_size)
+    built = build_eval_model(best, context)
     if not is_written:
         trainer.logger.log(f"----- Evaluation of {BEST}, epoch {epoch}, for {outputs.evaluation.folder}")
         metrics, results = built.evaluator.evaluate(built.compute, trainer.session.val_batches)

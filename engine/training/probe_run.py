@@ -23,10 +23,9 @@ from utils.distributed import ProcessContext
 from utils.errors import UserError
 
 
-def run_probe(trainer: Trainer, solved: Solved | None) -> None:
+def run_probe(trainer: Trainer) -> None:
     """Runs an epoch of one step, which solves for the head; with the evaluation and the files of a training.
 
-    solved: see `ProbeTask`.
     Raises:
         UserError: the head is not one linear layer; or as `solve_head`.
     """
@@ -43,7 +42,7 @@ def run_probe(trainer: Trainer, solved: Solved | None) -> None:
                 bad_images=session.bad_images,
                 after_batch=trainer.after_eval_batch,
                 suspects=outputs.folder / SUSPECTS if config.eval.suspects else None,
-                solved=solved,
+                solved=session.solved,
             )
             solved = solve_head(task)
             set_head(weights.saved, solved)

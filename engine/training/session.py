@@ -216,7 +216,7 @@ def build_train_state(
         _, kernels = fuse_blocks(compute_model, config.amp, context)
         if kernels:
             notes.append(Note("log", f"Kernels: {kernels} (MODEL.FUSED_BLOCKS)"))
-    images = torch.zeros((2, config.data.image_channels, *config.data.input_size), device=device)  # as batch norms need
+    images = torch.zeros((2, *config.data.image_shape), device=device)  # as batch norms need
     with precision.autocast(), run_eagerly():
         wrapped = strategy.wrap(compute_model, images)
     state = TrainState(
@@ -241,7 +241,7 @@ def _check_batch_norms(meta_model: nn.Module, config: Config, num_ranks: int) ->
     if config.data.micro_batch > 1 or is_synchronized:
         return
     set_training(meta_model, config.model)
-    image = torch.empty((1, config.data.image_channels, *config.data.input_size), device="meta")
+    image = torch.empty((1, *config.data.image_shape), device="meta")
     try:
         meta_model(image)
     except Exception as error:  # others are of the meta device
@@ -254,8 +254,7 @@ def _check_batch_norms(meta_model: nn.Module, config: Config, num_ranks: int) ->
 def _checkpoint_cheaply(model: nn.Module, config: Config) -> None:
     """MODEL.GRAD_CHECKPOINTING cheap. Raises UserError: as `store_products`."""
     if config.model.grad_checkpointing == "cheap":
-        image_shape = (config.data.image_channels, *config.data.input_size)
-        store_products(model, copy_to_meta(model), image_shape, config.model.name)
+        store_products(model, copy_to_meta(model), config.data.image_shape, config.model.name)
 
 
 def match_classes(plan: Plan) -> HeadClasses:

@@ -77,7 +77,7 @@ def state_without_data(config: Config, context: ProcessContext, layout: EpochLay
 def ready_batches(config: Config, context: ProcessContext) -> list[Batch]:
     """Four batches of random uint8 images (B, C, S, S) and targets (B,) on the device."""
     data = config.data
-    shape = (data.micro_batch, data.image_channels, *data.input_size)
+    shape = (data.micro_batch, *data.image_shape)
     generator = torch.Generator().manual_seed(0)
     return [
         Batch(

@@ -76,7 +76,7 @@ def _write_tensors(state: dict[str, torch.Tensor], trained: TrainedModel, path: 
 def _export_program(model: nn.Module, trained: TrainedModel) -> torch.export.ExportedProgram:
     """Raises UserError if torch cannot trace the model."""
     data = trained.config.data
-    images = torch.zeros((2, data.image_channels, *data.input_size))  # with 1, torch fixes the batch
+    images = torch.zeros((2, *data.image_shape))  # with 1, torch fixes the batch
     try:
         program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     except Exception as error:  # of many types, by the operation
@@ -247,7 +247,7 @@ def load_hf(trained: TrainedModel, path: Path) -> Forward:
 def data_config(data: Data) -> dict[str, Any]:
     """The preprocessing in timm's names."""
     return {
-        "input_size": (data.image_channels, *data.input_size),
+        "input_size": data.image_shape,
         "interpolation": data.interpolation,
         "mean": data.imagenet_mean,
         "std": data.imagenet_std,

@@ -124,7 +124,7 @@ def read_reference(file: Path, model: nn.Module, config: Config) -> Reference:
     Raises UserError: no such arrays, or of other shapes than the model's; logits that hardly depend on the image, or
     that differ from the logits of `model` by more than the limit.
     """
-    shape = (config.data.image_channels, *config.data.input_size)
+    shape = config.data.image_shape
     classes = config.model.num_logits
     try:
         checked_archive_bytes(file)
@@ -167,7 +167,7 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     config = trained.config.with_model(attention="auto", grad_checkpointing=False, tune=Tune())
     config = config.model_copy(update={"amp": Amp(), "eval": config.eval.model_copy(update={"tta": "none"})})
     trained = replace(trained, config=config)
-    built = build_eval_model(config, context, weights_size=trained.weights_size)
+    built = build_eval_model(config, context, record=trained.record)
     for note in (*built.notes, *trained.notes):
         print_escaped(str(note))
     model = built.fp32

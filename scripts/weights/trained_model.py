@@ -11,7 +11,7 @@ from torch import nn
 from configs.command_line import Command, to_yaml
 from configs.schema import Config
 from configs.schema.operating_point import UNDECIDED, Decision
-from configs.weights import PLACE, SPLIT, WeightsRecord, keys_of, options_to_export
+from configs.weights import NO_RECORD, PLACE, SPLIT, WeightsRecord, keys_of, options_to_export
 from configs.yaml_io import format_value, parse_value
 from datasets.loading.loader import build_eval_loader
 from datasets.sources.class_names import BYTES, NATURAL, merged_outputs, read_class_list, rename_classes
@@ -42,7 +42,7 @@ class TrainedModel:
 
     class_names: from the training, DATA.CLASSES, or ImageNet's WordNet ids; else from the validation samples, or None.
     notes: lines for the user. split: of the data of the training, None if the data is other data.
-    names_data_path: whether `options` names the folders of the data. weights_size: see `build_model`. others: options,
+    names_data_path: whether `options` names the folders of the data. record: of the weights. others: options,
     as KEY=value, because of which its logits are not those that its run has evaluated. If it has been evaluated again:
     measured: the metric that decides and its interval; measured_point: `figures_at` its operating point, if it has one.
     samples: validation images, if they are read.
@@ -54,7 +54,7 @@ class TrainedModel:
     split: RunSplit | None = None
     names_data_path: bool = True
     decision: Decision = UNDECIDED
-    weights_size: tuple[int, int] | None = None
+    record: WeightsRecord = NO_RECORD
     others: Sequence[str] = ()
     measured: str = ""
     measured_point: Mapping[str, Any] | None = None
@@ -183,4 +183,4 @@ def _trained_model(config: Config, record: WeightsRecord, notes: list[Note | Fac
             decision = decision._replace(point=decision.point.model_copy(update={"name": new}))
     split = record.split if record.is_of(config.data) else None
     others = _other_options(config, record)
-    return TrainedModel(config, names, notes, split, weights_size=record.image_size, decision=decision, others=others)
+    return TrainedModel(config, names, notes, split, record=record, decision=decision, others=others)

@@ -227,7 +227,7 @@ def test_a_model_of_tall_images_is_timms(kwargs, tmp_path, photos, cpu):
     assert (3, *plan.config.data.input_size) == settings["input_size"]
     pixels = create_transform(**settings)(PHOTO)[None]
     ours = build_eval_host_transform(plan.config.data)(LazyImage(as_tensor(PHOTO)), 0, 0)[0][None]
-    built = build_eval_model(plan.config, cpu, weights_size=plan.record.image_size).compute
+    built = build_eval_model(plan.config, cpu, record=plan.record).compute
     assert (built(Normalize(plan.config.data)(ours)) - theirs(pixels)).abs().max() < 0.05
     for size in ([32, 64], [64, 64], 32):
         data = plan.config.data.model_copy(update={"image_size": Data(IMAGE_SIZE=size).image_size})
