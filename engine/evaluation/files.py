@@ -99,46 +99,32 @@ def attention_rollout(model: nn.Module, images: torch.Tensor, evaluator: Evaluat
     if not is_plain or _pooling_of(model) not in ("token", "avg"):
         text = "attention maps need a ViT with one attention per block"
         return f"{text}, and a class token or the average of the patches as its output"
-    num_prefix = getattr(model, "num_prefix_tokens", 1)
-    rollout = _Rollout(len(images), num_prefix + grid[0] * grid[1])
-    handles = [module.register_forward_hook(rollout.add_layer) for module in modules]
+    layers = list[torch.Tensor]()
+
+    def keep_mean(module: nn.Module, inputs: tuple[torch.Tensor, ...], maps: torch.Tensor) -> None:
+        """maps: (B, H, T, T), the output of timm's modules `attn_drop`, whose AttentionExtract would keep all heads."""
+        layers.append(maps.float().mean(1))
+
+    handles = [module.register_forward_hook(keep_mean) for module in modules]
     try:
         with explicit_attention(model), evaluator.precision.autocast(), run_eagerly():
             model(images)
     finally:
         for handle in handles:
             handle.remove()
-    product = rollout.product
-    if product is None:
+    num_prefix = getattr(model, "num_prefix_tokens", 1)
+    tokens = num_prefix + grid[0] * grid[1]
+    if {layer.shape for layer in layers} != {(len(images), tokens, tokens)}:
         return "attention maps need a ViT: the layers of this model attend over different sets of patches"
+    identity = torch.eye(tokens, device=images.device)
+    product = (layers[0] + identity) / 2
+    for layer in layers[1:]:
+        product = (layer + identity) / 2 @ product
     rows = product[:, : len(classifiers(model)) or 1]
     if not reads_class_token(model):
         rows = product[:, num_prefix:]
     output = rows.mean(1)
     return to_unit_range(output[:, num_prefix:].unflatten(1, grid))
-
-
-class _Rollout:
-    """The product (B, T, T) of the layers of a pass; None without any, or if one does not attend over all T tokens.
-
-    timm's AttentionExtract would keep the maps of all layers.
-    """
-
-    def __init__(self, images: int, tokens: int) -> None:
-        self._shape = (images, tokens, tokens)
-        self._fits = True
-        self.product: torch.Tensor | None = None
-
-    def add_layer(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], maps: torch.Tensor) -> None:
-        """maps: (B, H, T, T), the output of timm's modules `attn_drop`."""
-        if maps.ndim != 4 or (maps.shape[0], *maps.shape[2:]) != self._shape:
-            self._fits = False
-        if not self._fits:
-            self.product = None
-            return
-        with torch.autocast(maps.device.type, enabled=False):
-            layer = (maps.float().mean(1) + torch.eye(maps.shape[-1], device=maps.device)) / 2
-            self.product = layer if self.product is None else layer @ self.product
 
 
 def to_unit_range(maps: torch.Tensor) -> torch.Tensor:
