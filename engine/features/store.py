@@ -82,9 +82,6 @@ class Extraction:
         batches = build_eval_loader(config.data, self.samples, context, config.timeout_seconds, self.bad_images)
         evaluator = replace(self.evaluator, class_mask=None, merged={})  # features are no classes
 
-        def keep(outputs: torch.Tensor, _: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"features": outputs}
-
         temporary = path.with_name(f".{path.name}.tmp")
         errors = dict[int, str]()
         done = 0
@@ -108,7 +105,13 @@ class Extraction:
             return Extracted(values, errors)
 
         with ExitStack() as cleanup:
-            parts = evaluator.compute(self.model, batches, keep, BATCHES_PER_WRITE, lambda *_: self.after_batch())
+            parts = evaluator.compute(
+                self.model,
+                batches,
+                lambda outputs, _: {"features": outputs},
+                BATCHES_PER_WRITE,
+                lambda *_: self.after_batch(),
+            )
             for computed in parts:
                 call_on_main(partial(write, computed), context)
             return call_on_main(finish, context)

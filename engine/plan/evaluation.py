@@ -140,12 +140,13 @@ def _rename(record: WeightsRecord, options: Config) -> tuple[WeightsRecord, dict
     Raises UserError: a name is no class of the weights; of several labels per image.
     """
     data = options.data
-    names = record.class_names
-    numbers = [*map(str, range(options.model.num_classes or 0))]
-    if not names and data.rename and data.rename.keys() <= {*numbers}:
-        names = numbers
-    if not names or not data.rename:
+    if not data.rename:
         return record, {}
+    names = record.class_names
+    if not names:
+        names = [*map(str, range(options.model.num_classes or 0))]
+        if not data.rename.keys() <= {*names}:
+            return record, {}
     check_renames(data.rename, {*names}, names, "the checkpoint")
     merged = merged_outputs(names, data.rename)
     if merged and data.multi_label:

@@ -216,10 +216,8 @@ def _facts_of(splits: list[Samples], data: Data, found: FoundCheckpoint | None, 
     if not found:
         return facts
     options = with_defaults(parse_value(found.state["options"]))
-    facts = replace(facts, fitting_batch_size=options["DATA.BATCH_SIZE"])
-    if context.device.type == "cuda":
-        facts = replace(facts, compile=options["TRAIN.COMPILE"])
-    return facts
+    compiles = options["TRAIN.COMPILE"] if context.device.type == "cuda" else None
+    return replace(facts, fitting_batch_size=options["DATA.BATCH_SIZE"], compile=compiles)
 
 
 def _read_splits(

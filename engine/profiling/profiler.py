@@ -8,12 +8,10 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from datasets.batch import Batch
@@ -144,11 +142,9 @@ def _profile_steps(session: Session, outputs: RunOutputs, batches: Iterator[Batc
     state, context, reporter = session.state, session.state.context, outputs.reporter
     device = context.device
     on_gpu = context.device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    new_profiler = partial(torch_profile, activities=activities)
     if context.is_main:
         os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)
-        with new_profiler():  # the first start is slow: do it now, or workers would load ahead during it
+        with torch_profile():  # the first start is slow: do it now, or workers would load ahead during it
             pass
     progress = state.new_progress(epoch=0)
     num_steps = _WARMUP_STEPS + _TIMED_STEPS + _PROFILED_STEPS
@@ -176,7 +172,7 @@ def _profile_steps(session: Session, outputs: RunOutputs, batches: Iterator[Batc
     seconds = timed(lambda: train(_TIMED_STEPS), device)
     images_per_second = (batches_done() - before) * state.layout.batch.micro_step_size / seconds
     waits, memory = state.timer.totals().since(totals), peak_memory_bytes(device)
-    with new_profiler() if context.is_main else nullcontext() as profiler:
+    with torch_profile() if context.is_main else nullcontext() as profiler:
         profiled_seconds = timed(lambda: train(_PROFILED_STEPS), device)
     reporter.close()
 

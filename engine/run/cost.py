@@ -73,10 +73,10 @@ class TimerTotals(NamedTuple):
 
 
 class StepTimer:
-    """Of a CPU. A context manager around the forward pass; the other methods are for the loop around it."""
+    """Of a CPU. Its methods are for the loop of the steps."""
 
     def __init__(self) -> None:
-        self._started = self._wait_seconds = self._forward_seconds = 0.0
+        self._wait_seconds = self._forward_seconds = 0.0
         self._taken = self.totals()
 
     def next_batch(self, batches: Iterator[Batch]) -> Batch:
@@ -85,11 +85,12 @@ class StepTimer:
         self._wait_seconds += time.perf_counter() - started
         return batch
 
-    def __enter__(self) -> None:
-        self._started = time.perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        self._forward_seconds += time.perf_counter() - self._started
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Around the forward pass."""
+        started = time.perf_counter()
+        yield
+        self._forward_seconds += time.perf_counter() - started
 
     def launch_check(self) -> AbstractContextManager[None]:
         """Around the launches of the optimizer. A GPU that meanwhile ends the backward pass waits for the host."""
@@ -122,11 +123,11 @@ class GpuTimer(StepTimer):
             self._waits.append((previous_end, batch.copied))
         return batch
 
-    def __enter__(self) -> None:
-        self._forward_start = _recorded_event()
-
-    def __exit__(self, *error: object) -> None:
-        self._passes.append((self._forward_start, _recorded_event()))
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        start = _recorded_event()
+        yield
+        self._passes.append((start, _recorded_event()))
 
     @contextmanager
     def launch_check(self) -> Iterator[None]:

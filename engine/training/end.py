@@ -51,9 +51,17 @@ def finish_run(command: Command, trainer: Trainer) -> int:
 
     def conclude() -> None:
         resume = next_command(command, f"-resume={record.folder.absolute()}", *end.flags)
+        result = record.values["result"]
         # A final state: by `record.on_end`, the report writes the files of the best epoch, and the page.
-        record.update(**end.outcome(resume))
-        _say_result(trainer.report.contents, record.values["result"], total, trainer.logger)
+        record.update(
+            state=end.state,
+            exit_status=end.status,
+            signal=end.signal,
+            resume=None if end.state == "finished" else resume,
+            stopped_early=result["stopped_early"],
+            reason=result["reason"],
+        )
+        _say_result(trainer.report.contents, result, total, trainer.logger)
         _say_what_follows(end, resume, command, trainer)
 
     call_on_main(conclude, trainer.context)
@@ -162,7 +170,7 @@ class End:
     """How a run ended.
 
     state: as in status.json. why: a sentence for the screen, '' for a complete run. flags: of the command that
-    continues the run. status: of the process. early: why it stopped early (TRAIN.PATIENCE).
+    continues the run. status: of the process.
     """
 
     state: str
@@ -170,15 +178,6 @@ class End:
     why: str = ""
     status: int = 0
     signal: str | None = None
-    early: str | None = None
-
-    def outcome(self, resume: str) -> dict[str, Any]:
-        """The keys of the record. resume: the command that continues the run."""
-        outcome: dict[str, Any] = {"state": self.state, "exit_status": self.status, "signal": self.signal}
-        outcome["resume"] = None if self.state == "finished" else resume
-        if self.early:
-            outcome |= {"stopped_early": True, "reason": self.early}
-        return outcome
 
 
 def end_of(result: dict[str, Any], signal: Interrupted | None, num_epochs: int) -> End:
@@ -188,8 +187,7 @@ def end_of(result: dict[str, Any], signal: Interrupted | None, num_epochs: int) 
     if not result["finished"]:
         return End("stopped", ("-opts", "TRAIN.MAX_STEPS=null"), "Stopped at TRAIN.MAX_STEPS. ")
     if result["stopped_early"]:
-        reason = result["reason"]
-        return End("finished", ("-opts", "TRAIN.PATIENCE=null"), f"Stopped early: {reason}. ", early=reason)
+        return End("finished", ("-opts", "TRAIN.PATIENCE=null"), f"Stopped early: {result['reason']}. ")
     return End("finished", (f"-epochs={2 * num_epochs}",))
 
 

@@ -147,7 +147,7 @@ def forward_backward(
     with record_function(Phase.TRANSFORM):
         images, targets = state.transform(batch)
     with record_function(Phase.FORWARD):
-        with state.timer, state.precision.autocast():
+        with state.timer.forward(), state.precision.autocast():
             outputs = state.wrapped(images)
         loss = state.loss(outputs, targets, images)
     statistics: AbstractContextManager[None] = nullcontext()

@@ -77,7 +77,7 @@ class SimulatedGpu:
         for _ in range(steps):
             for batch in islice(iter(lambda: timer.next_batch(batches), None), accum):
                 assert batch.copied
-                with timer:
+                with timer.forward():
                     self.compute(launch / 3, busy / 3)
                 self.compute(2 * launch / 3, 2 * busy / 3)
             with timer.launch_check():
