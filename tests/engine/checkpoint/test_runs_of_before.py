@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from configs.compare import changed_options, with_defaults
 from configs.load import OptionTable, nest
 from configs.versions import GONE_KEYS, VERSION
-from configs.weights import PREPROCESSING
 from configs.yaml_io import parse_value, write_yaml
 from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.run_folder import FORMAT
@@ -132,12 +131,6 @@ def test_an_option_that_is_gone_says_what_replaces_it(key, value, tmp_path):
     if key in GONE_KEYS:
         (tmp_path / "x.yaml").write_text(write_yaml(nest({key: GONE_KEYS[key][0]})))
         assert config_for(f"-cfg={tmp_path / 'x.yaml'}").seed == 0
-
-
-@pytest.mark.parametrize("commit", FIGURES)
-def test_each_key_of_the_preprocessing_is_in_weights_of_before(commit):
-    """A new key would have today's default for them."""
-    assert read_record(str(RUNS / commit / "last.pth")).preprocessing.keys() == set(PREPROCESSING)
 
 
 def test_the_options_of_a_run_have_the_version_which_is_no_option_and_no_difference(digits_run):
