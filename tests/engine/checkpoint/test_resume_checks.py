@@ -316,16 +316,16 @@ def long_run(digits_run) -> Path:
     return folder
 
 
-def test_a_run_with_checkpoints_ahead_stays_and_a_new_one_continues(long_run, cpu, tmp_path):
+@pytest.mark.parametrize("name, epoch", [slow("epoch-002.pth", 2), ("previous.pth", 4)])
+def test_a_run_with_checkpoints_ahead_stays_and_a_new_one_continues(name, epoch, long_run, cpu, tmp_path):
     before = contents(long_run)
-    for name, epoch in (("epoch-002.pth", 2), ("previous.pth", 4)):
-        stop = f"TRAIN.MAX_STEPS={STEPS * (epoch + 1)}"
-        run_here(f"-resume={long_run / name}", f"-output={tmp_path / name}", "-opts", stop)
-        folder = only_run(tmp_path / name)
-        assert [row["epoch"] for row in rows(folder)] == [str(epoch + 1)]
-        assert_same_state(states(folder)["model"], states(long_run, f"epoch-00{epoch + 1}.pth")["model"])
-        assert read_result(folder)["checkpoint"].startswith(str(folder))
-        assert "SAVE has no effect" not in (folder / "log.txt").read_text()
+    stop = f"TRAIN.MAX_STEPS={STEPS * (epoch + 1)}"
+    run_here(f"-resume={long_run / name}", f"-output={tmp_path / name}", "-opts", stop)
+    folder = only_run(tmp_path / name)
+    assert [row["epoch"] for row in rows(folder)] == [str(epoch + 1)]
+    assert_same_state(states(folder)["model"], states(long_run, f"epoch-00{epoch + 1}.pth")["model"])
+    assert read_result(folder)["checkpoint"].startswith(str(folder))
+    assert "SAVE has no effect" not in (folder / "log.txt").read_text()
     assert contents(long_run) == before
     found = find_checkpoint("auto", cpu, [long_run])
     assert found.path.name == "last.pth"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import cells_of, line_of, only_run, read_result, refused, run_here
+from conftest import cells_of, line_of, only_run, read_result, refused, run_here, slow
 from timm.data import ImageNetInfo
 from timm.models import save_for_hf
 from timm.utils.misc import natural_key
@@ -88,7 +88,7 @@ def evaluate(folder: Path, data: Path, *options: str, weights: str = "12.pth", d
     return [result["top1"], result["loss"]]
 
 
-@pytest.mark.parametrize("names", [NUMBERS, ["Dog", "ant", "Cat"]])
+@pytest.mark.parametrize("names", [NUMBERS, slow(["Dog", "ant", "Cat"])])
 def test_each_fix_of_an_unclear_order_is_right(names, folder, tmp_path):
     """The error names the keys. Their figures are those of timm and of torchvision for weights trained there."""
     model, pixels = write_weights(folder, len(names)), write_images(tmp_path, names)

@@ -68,6 +68,7 @@ def test_all_ops_in_fp32_give_fp32_gradients():
     assert error(gradients(*listed_vit(black=all_ops)), exact) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "compiled, lists",
     [("whole", {"black": ("softmax", "gelu")}), ("blocks", {"black": ("blocks.1.*",), "white": ("layer_norm",)})],

@@ -133,7 +133,7 @@ def test_lists_and_dtypes(case):
 
 @pytest.mark.parametrize("options", [
     ["MODEL.GRAD_CHECKPOINTING=true"], ["MODEL.GRAD_CHECKPOINTING=cheap", "AMP.CUSTOM_BLACK_LIST=[gelu]"],
-    ["TRAIN.COMPILE=default"],
+    slow(["TRAIN.COMPILE=default"]),
 ], ids=str)  # fmt: skip
 def test_checkpointing_and_a_compiler_change_no_figure(case, options, monkeypatch):
     monkeypatch.setattr("engine.parallel.check_compiler", lambda device: None)

@@ -78,6 +78,7 @@ def test_a_calibration_error_before_the_temperature_says_so(run):
     assert text.index("calibration error: 1.25%") < text.rindex("4.50%")
 
 
+@pytest.mark.slow
 def test_the_curves_are_a_picture_where_matplotlib_is_installed(run, monkeypatch):
     pytest.importorskip("matplotlib")
     assert report.main([str(run)]) == 0

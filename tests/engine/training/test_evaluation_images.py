@@ -170,7 +170,7 @@ def has_workers(monkeypatch):
     monkeypatch.setattr(TrainBatches, "prefetched_batches", property(lambda _: 6, lambda *_: None), raising=False)
 
 
-@pytest.mark.parametrize("process", [stopped_while_it_sends, dead, slow(stopped)])
+@pytest.mark.parametrize("process", [stopped_while_it_sends, slow(dead), slow(stopped)])
 def test_a_process_that_does_not_answer_delays_nothing(process, data, monkeypatch, has_workers):
     """A resumed run has no such process: it would decode all images once more."""
     answers = []

@@ -16,6 +16,7 @@ from conftest import (
     environment,
     noise_folder,
     only_run,
+    slow,
     states,
     train,
 )
@@ -177,7 +178,7 @@ def test_the_picture_has_the_images_that_the_model_gets(digits_argv, monkeypatch
         assert abs(shown - image.repeat(20, 0).repeat(20, 1)).max() <= 1
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("epochs", [slow(1), 2])
 def test_a_loss_at_chance_is_said_once(epochs, digits_argv, capsys):
     options = ["TRAIN.BASE_LR=3", "TRAIN.WARMUP_EPOCHS=0", f"TRAIN.NUM_EPOCHS={epochs}", "VALIDATE_FREQ=2"]
     train([*digits_argv, *options])
