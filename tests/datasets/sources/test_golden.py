@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import CPU
+from conftest import CPU, values_of
 from source_helpers import expand, options, tree, write_table
 from test_trees import TRAINED
 
@@ -99,16 +99,16 @@ LAYOUTS = {
     "parquet with splits": lambda root: parquet(root, "train", "validation", "test"),
 }
 GROUPS = {"folder": r"/(p\d+)_", "imagenet2012": r"/(p\d+)_"}
-WAYS = {
-    "plain": {},
-    "seed": {"SPLIT_SEED": 3, "VAL_FRACTION": 0.3},
-    "fold": {"FOLDS": 3, "FOLD": 1},
-    "groups": {"GROUPS": "patient"},
-    "share of groups": {"GROUPS": "patient", "FRACTION": 0.4},
-    "rename": {"RENAME": {"ant": "bug", "bee": "bug"}},
-    "only": {"ONLY_CLASSES": ["bee", "ant"], "FRACTION": 0.5},
-    "natural": {"CLASSES": "natural"},
-}
+WAYS = """
+plain | {}
+seed | {SPLIT_SEED: 3, VAL_FRACTION: 0.3}
+fold | {FOLDS: 3, FOLD: 1}
+groups | {GROUPS: patient}
+share of groups | {GROUPS: patient, FRACTION: 0.4}
+rename | {RENAME: {ant: bug, bee: bug}}
+only | {ONLY_CLASSES: [bee, ant], FRACTION: 0.5}
+natural | {CLASSES: natural}
+"""
 
 
 def given(root, layout, **more):
@@ -170,7 +170,7 @@ def readings(root):
         yield layout, *read(root, given(root, layout), is_new=True)[:2]
     yield "digits", *read(root, options("DIR", dataset="digits"), is_new=True)[:2]
     for layout in LAYOUTS:
-        for way, values in WAYS.items():
+        for way, values in values_of(WAYS):
             yield f"{layout}, {way}", *read(root, given(root, layout, **values), is_new=True)[:2]
         data = given(root, layout)
         yield f"{layout}, all", *read(root, data, "all")[:2]

@@ -42,7 +42,15 @@ def test_affine_map_has_its_probability():
     assert torch.allclose(affine(images, matrix), images, atol=1e-3)
 
 
-@pytest.mark.parametrize("degrees, shift, zoom, width", [(0, 0, 1.5, 48), (20, 0.1, 0.8, 48), (20, 0, 1, 36)])
+MAPS = """
+degrees | shift | zoom | width
+0 | 0 | 1.5 | 48
+20 | 0.1 | 0.8 | 48
+20 | 0 | 1 | 36
+"""
+
+
+@each_value(MAPS)
 def test_affine_map_equals_torchvisions(degrees, shift, zoom, width):
     """One drawn map, against torchvision's affine with the same angle, shift and zoom."""
 

@@ -9,7 +9,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from conftest import log_of, read_result, refused
+from conftest import each_row, each_value, log_of, read_result, refused
 from PIL import Image
 from run_folders import (
     add_evaluation,
@@ -133,7 +133,15 @@ def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
     assert class_figures(read_contents(run)) == [f"Classes: {figures}"]
 
 
-@pytest.mark.parametrize(("classes", "of_class", "times"), [(2, 91.5, 1), (3, 80.0, 2), (3, 91.5, 2)])
+TIMES = """
+classes | of_class | times
+2 | 91.5 | 1
+3 | 80.0 | 2
+3 | 91.5 | 2
+"""
+
+
+@each_value(TIMES)
 def test_the_one_auroc_of_two_classes_is_shown_once(tmp_path, classes, of_class, times):
     """Of three classes, the one of a class is another figure than their mean, also where both are equal."""
     run = make_evaluation_run(tmp_path / "eval", ["cat", "dog", "fox"][:classes])
@@ -146,14 +154,20 @@ def test_the_one_auroc_of_two_classes_is_shown_once(tmp_path, classes, of_class,
     assert ('<th scope="col">AUROC</th>' in page.html) == (classes == 3)
 
 
-@pytest.mark.parametrize(
-    ("weights", "mean", "found"), [("balanced", 53.0, "53.00% 25.00%"), ("balanced", 29.0, ""), ("null", 53.0, "")]
-)
+SHIFTS = """
+weights | mean | found
+balanced | 53.0 | 53.00% 25.00%
+balanced | 29.0 |
+null | 53.0 |
+"""
+
+
+@each_row(SHIFTS)
 def test_weights_of_classes_that_shift_the_probabilities_are_named(tmp_path, weights, mean, found):
     options = [f"LOSS.CLASS_WEIGHTS={weights}", "DATA.MULTI_LABEL=true", "DATA.DATASET=csv", "LOSS.NAME=bce"]
     folder = make_run(tmp_path / "a run", options=options)
     add_evaluation(folder, ["cat", "dog", "fox"])
-    rows = [("cat", 3, mean), ("dog", 6, 48.0), ("fox", 0, "")]
+    rows = [("cat", 3, float(mean)), ("dog", 6, 48.0), ("fox", 0, "")]
     classes = [{"class": name, "count": count, "probability": value} for name, count, value in rows]
     write_json(folder / "evaluation/tables.json", {"per_class": classes})
     shift = shift_by_weights(read_contents(folder))

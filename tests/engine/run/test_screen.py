@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import digits_flags, log_of, only_run, read_result, refused
+from conftest import digits_flags, log_of, only_run, read_result, refused, values_of
 
 import main_single_gpu
 from engine.run.log import RunLogger
@@ -59,7 +59,7 @@ def test_the_screen_is_short_and_the_log_is_complete(flags, tmp_path, monkeypatc
     assert read_result(folder)["finished"]
 
 
-@pytest.mark.parametrize(("warnings", "notes"), [(2, 1), (3, 7), (7, 1), (7, 9)])
+@pytest.mark.parametrize("warnings, notes", values_of("2|1\n3|7\n7|1\n7|9"))
 def test_a_few_notes_and_warnings_are_shown_and_the_others_counted(warnings, notes, tmp_path, cpu, capsys):
     logger = RunLogger(cpu)
     for index in range(warnings):
