@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import yaml
 from conftest import cells_of, optimizer_of, refused, slow
 
 from configs.schema import Data, Train
@@ -10,54 +11,48 @@ from models.blocks import blocks_of
 from models.build import build_model
 from models.weights.names import head_names
 
-_VIT = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64, "patch_size": 8}
-_VIT |= {"image_size": 64, "mlp_ratio": 2}
-_BEIT = _VIT | {"use_relative_position_bias": True}
-_TOWER = {"vision_config": _VIT}
-_STAGES = {"hidden_sizes": [8, 8, 8, 16], "depths": [1, 2, 1, 1], "num_attention_heads": [1, 1, 1, 1], "image_size": 64}
-_WINDOWS = {"embed_dim": 8, "depths": [1, 2], "num_heads": [2, 2], "window_size": 4, "image_size": 64}
-_RESNET = _STAGES | {"embedding_size": 8, "groups_width": 8, "num_groups": 4}
-_HGNET = {f"stage_{name}_channels": [8, 8, 8, 8] for name in ("in", "mid", "out")}
-_HGNET |= {"stem_channels": [3, 8, 8], "stage_num_blocks": [1, 2, 1, 1], "stage_numb_of_layers": [2, 2, 2, 2]}
-_HIERA = {"embed_dim": 8, "depths": [1, 2, 1], "num_heads": [1, 1, 1], "num_query_pool": 2, "image_size": [64, 64]}
-_TEXTNET = {"conv_layer_kernel_sizes": [[[3, 3]], [[3, 3], [1, 3]]], "conv_layer_strides": [[1], [2, 1]]}
-CONFIGURATIONS = {
-    "beit": _BEIT,
-    "bit": _RESNET,
-    "clip": _TOWER,
-    "convnext": _STAGES,
-    "convnextv2": _STAGES,
-    "cvt": {"embed_dim": [8, 8, 8], "num_heads": [1, 1, 1], "depth": [1, 2, 3]},
-    "data2vec-vision": _BEIT,
-    "deit": _VIT,
-    "dinov2": _VIT,
-    "dinov2_with_registers": _VIT,
-    "dinov3_convnext": _STAGES | {"depths": [2, 2, 2, 2]},
-    "dinov3_vit": _VIT,
-    "donut-swin": _WINDOWS,
-    "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.5, "hidden_dim": 320},
-    "focalnet": {"embed_dim": 16, "hidden_sizes": [16, 32, 64, 128], "depths": [2, 2, 2, 2]},
-    "hgnet_v2": _HGNET | {"hidden_sizes": [8, 8, 8, 8]},
-    "hiera": _HIERA | {"masked_unit_attention": [True, True, False]},
-    "ijepa": _VIT,
-    "levit": {"image_size": 64},
-    "metaclip_2": _TOWER,
-    "mobilenet_v2": {"depth_multiplier": 0.25},
-    "mobilevit": {"hidden_sizes": [16, 24, 32], "num_attention_heads": 2, "image_size": 64},
-    "mobilevitv2": {"width_multiplier": 0.25},
-    "poolformer": _STAGES,
-    "pvt": _STAGES,
-    "pvt_v2": _STAGES,
-    "regnet": _RESNET,
-    "resnet": _RESNET,
-    "segformer": _STAGES,
-    "siglip": _TOWER,
-    "swin": _WINDOWS,
-    "swinv2": _WINDOWS,
-    "textnet": _TEXTNET | {"hidden_sizes": [8, 8, 8], "stem_out_channels": 8},
-    "vit": _VIT,
-    "vit_msn": _VIT,
-}
+CONFIGURATIONS = yaml.safe_load("""
+vit: &vit {hidden_size: 32, num_hidden_layers: 3, num_attention_heads: 2, intermediate_size: 64, patch_size: 8,
+           image_size: 64, mlp_ratio: 2}
+deit: *vit
+dinov2: *vit
+dinov2_with_registers: *vit
+dinov3_vit: *vit
+ijepa: *vit
+vit_msn: *vit
+beit: &beit {<<: *vit, use_relative_position_bias: true}
+data2vec-vision: *beit
+clip: &tower {vision_config: *vit}
+metaclip_2: *tower
+siglip: *tower
+convnext: &stages {hidden_sizes: [8, 8, 8, 16], depths: [1, 2, 1, 1], num_attention_heads: [1, 1, 1, 1], image_size: 64}
+convnextv2: *stages
+poolformer: *stages
+pvt: *stages
+pvt_v2: *stages
+segformer: *stages
+dinov3_convnext: {<<: *stages, depths: [2, 2, 2, 2]}
+resnet: &resnet {<<: *stages, embedding_size: 8, groups_width: 8, num_groups: 4}
+bit: *resnet
+regnet: *resnet
+swin: &windows {embed_dim: 8, depths: [1, 2], num_heads: [2, 2], window_size: 4, image_size: 64}
+donut-swin: *windows
+swinv2: *windows
+cvt: {embed_dim: [8, 8, 8], num_heads: [1, 1, 1], depth: [1, 2, 3]}
+efficientnet: {width_coefficient: 0.25, depth_coefficient: 0.5, hidden_dim: 320}
+focalnet: {embed_dim: 16, hidden_sizes: [16, 32, 64, 128], depths: [2, 2, 2, 2]}
+hgnet_v2: {stage_in_channels: &eights [8, 8, 8, 8], stage_mid_channels: *eights, stage_out_channels: *eights,
+           hidden_sizes: *eights, stem_channels: [3, 8, 8], stage_num_blocks: [1, 2, 1, 1],
+           stage_numb_of_layers: [2, 2, 2, 2]}
+hiera: {embed_dim: 8, depths: [1, 2, 1], num_heads: [1, 1, 1], num_query_pool: 2, image_size: [64, 64],
+        masked_unit_attention: [true, true, false]}
+levit: {image_size: 64}
+mobilenet_v2: {depth_multiplier: 0.25}
+mobilevit: {hidden_sizes: [16, 24, 32], num_attention_heads: 2, image_size: 64}
+mobilevitv2: {width_multiplier: 0.25}
+textnet: {conv_layer_kernel_sizes: [[[3, 3]], [[3, 3], [1, 3]]], conv_layer_strides: [[1], [2, 1]],
+          hidden_sizes: [8, 8, 8], stem_out_channels: 8}
+""")
 # Read in the sources of transformers 5.24: the blocks, as lists with the number in each; parts of the names after the
 # last block; parts of names between blocks, each with the number of the block before it; ends of the names of weights
 # of several dimensions that do not decay, as in timm's models.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+import yaml
 from conftest import assert_same_state, config_for, each_value, model_for, refused, run_here, states, train
 from PIL import Image
 
@@ -34,32 +35,30 @@ from utils.file_formats import hf_folder
 from utils.tables import read_rows
 
 NAMES = ("cat", "bee", "dog")  # not in their order
-_BLOCKS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-_VIT = _BLOCKS | {"image_size": 32, "patch_size": 8}
-_DINO = _VIT | {"mlp_ratio": 2}
-_WINDOWS = {"embed_dim": 16, "depths": [1, 2], "num_heads": [2, 2], "window_size": 4, "image_size": 32, "patch_size": 4}
-_STAGES = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 2, 1]}
-_TOWERS = {"vision_config": _VIT, "text_config": _BLOCKS | {"vocab_size": 50000}}
-_MOBILE = {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 24, 32], "num_attention_heads": 2}
-_SHOWN = {"height": 32, "width": 32}
-_SQUASH = {"size": _SHOWN}
-_CROP = {"size": {"shortest_edge": 36}, "crop_size": _SHOWN}
-_STAGED = {"size": {"shortest_edge": 32}, "crop_pct": 0.8}
-FAMILIES = {  # model_type: class, configuration, class of the processor, its options
-    "vit": ("ViTForImageClassification", _VIT, "ViT", _SQUASH),
-    "deit": ("DeiTForImageClassification", _VIT, "DeiT", {"size": {"height": 36, "width": 36}, "crop_size": _SHOWN}),
-    "dinov2": ("Dinov2ForImageClassification", _DINO, "Bit", _CROP),
-    "dinov2_with_registers": ("Dinov2WithRegistersForImageClassification", _DINO, "Bit", _CROP),
-    "dinov3_vit": ("DINOv3ViTModel", _VIT | {"num_register_tokens": 2}, "DINOv3ViT", _SQUASH),
-    "swin": ("SwinForImageClassification", _WINDOWS, "ViT", _SQUASH),
-    "swinv2": ("Swinv2ForImageClassification", _WINDOWS, "ViT", _SQUASH),
-    "beit": ("BeitForImageClassification", _VIT | {"use_relative_position_bias": True}, "Beit", _SQUASH),
-    "convnext": ("ConvNextForImageClassification", _STAGES, "ConvNext", _STAGED),
-    "convnextv2": ("ConvNextV2ForImageClassification", _STAGES, "ConvNext", _STAGED),
-    "siglip": ("SiglipForImageClassification", _TOWERS, "Siglip", _SQUASH),
-    "clip": ("CLIPModel", _TOWERS, "CLIP", _CROP),
-    "mobilevit": ("MobileViTForImageClassification", _MOBILE | {"image_size": 32}, "MobileViT", _CROP),
-}
+# model_type: class, configuration, class of the processor, its options
+FAMILIES = yaml.safe_load("""
+vit: [ViTForImageClassification,
+  &vit {hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 64, image_size: 32,
+        patch_size: 8}, ViT, &squash {size: &shown {height: 32, width: 32}}]
+deit: [DeiTForImageClassification, *vit, DeiT, {size: {height: 36, width: 36}, crop_size: *shown}]
+dinov2: [Dinov2ForImageClassification, &dino {<<: *vit, mlp_ratio: 2}, Bit,
+  &crop {size: {shortest_edge: 36}, crop_size: *shown}]
+dinov2_with_registers: [Dinov2WithRegistersForImageClassification, *dino, Bit, *crop]
+dinov3_vit: [DINOv3ViTModel, {<<: *vit, num_register_tokens: 2}, DINOv3ViT, *squash]
+swin: [SwinForImageClassification,
+  &windows {embed_dim: 16, depths: [1, 2], num_heads: [2, 2], window_size: 4, image_size: 32, patch_size: 4},
+  ViT, *squash]
+swinv2: [Swinv2ForImageClassification, *windows, ViT, *squash]
+beit: [BeitForImageClassification, {<<: *vit, use_relative_position_bias: true}, Beit, *squash]
+convnext: [ConvNextForImageClassification, &stages {hidden_sizes: [8, 16, 24, 32], depths: [1, 1, 2, 1]}, ConvNext,
+  &staged {size: {shortest_edge: 32}, crop_pct: 0.8}]
+convnextv2: [ConvNextV2ForImageClassification, *stages, ConvNext, *staged]
+siglip: [SiglipForImageClassification, &towers {vision_config: *vit, text_config: {hidden_size: 32,
+  num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 64, vocab_size: 50000}}, Siglip, *squash]
+clip: [CLIPModel, *towers, CLIP, *crop]
+mobilevit: [MobileViTForImageClassification, {hidden_sizes: [16, 24, 32], num_attention_heads: 2, image_size: 32,
+  neck_hidden_sizes: [8, 8, 16, 16, 24, 24, 32]}, MobileViT, *crop]
+""")
 HEADLESS = ("clip", "dinov3_vit")
 
 
@@ -283,7 +282,7 @@ def test_a_folder_of_transformers_describes_a_model_without_the_package(tmp_path
 
 def small_vit(droppath: float, **changes: object):
     pytest.importorskip("transformers")
-    kwargs = {"model_type": "vit"} | _VIT | changes
+    kwargs = {"model_type": "vit"} | FAMILIES["vit"][1] | changes
     options = TransformersModel.model_validate({"NAME": "vit", "KWARGS": kwargs, "DROPPATH": droppath})
     torch.manual_seed(0)
     return build_model(options, Data.model_validate({"IMAGE_SIZE": 32}), torch.device("cpu"))[0].eval()
