@@ -60,8 +60,8 @@ class Metrics:
 
     def logged(self) -> dict[Metric, float]:
         """The metrics of PaddleViT's line of an evaluation, and the one that decides."""
-        named = {METRICS[name]: value for name, value in self.values.items()}
-        return {metric: value for metric, value in named.items() if metric.log_name or metric is self.metric}
+        shown = [name for name in self.values if METRICS[name].log_name or name == self.best]
+        return {METRICS[name]: self.values[name] for name in shown}
 
     @property
     def total_samples(self) -> int:
