@@ -40,7 +40,7 @@ from utils.tables import matrix_text, safe_cell, table_text
 MAX_CLASSES_IN_MATRIX = 1000  # the file of more would have more than a million cells
 _MAX_CLASSES_SHOWN = 50  # in the matrix of the page
 MAX_PAIRS, _SHOWN_PAIRS = 1000, 20
-LOGITS, SCORES = "logits.npz", "scores.npz"
+SCORES = "scores.npz"
 _MAX_CURVES, _MAX_POINTS = 8, 200
 CURVES = ("threshold_logit", "sensitivity", "specificity", "precision")
 MAX_SCORES_BYTES = 200_000_000  # of `SampleResults.scores` in a file: 50,000 images of 1000 labels
@@ -68,9 +68,9 @@ class ResultTables:
         self._tables = {}
         analyze = self._analyze if results.targets.ndim == 1 else self._analyze_several_labels
         analyze(results)
-        self._write_arrays(LOGITS, results, logits=results.logits)
+        self._write_array("logits", results.logits, results)
         is_small = results.scores is not None and results.scores.nbytes <= MAX_SCORES_BYTES
-        self._write_arrays(SCORES, results, scores=results.scores if is_small else None)
+        self._write_array("scores", results.scores if is_small else None, results)
         self._write_curves(results)
         self._write_groups(metrics, results, about)
         point = results.used_point
@@ -130,21 +130,21 @@ class ResultTables:
                 rows += ([label, self.class_names[label], *row] for row in cells)
         self._write_table("curves", ("label", "class", *CURVES), rows)
 
-    def _write_arrays(self, file: str, results: SampleResults, **values: np.ndarray | None) -> None:
-        """Writes the arrays of the readable samples with their labels and names; without arrays, there is no file."""
-        rows = results.readable
-        arrays = {name: array[rows] for name, array in values.items() if array is not None}
-        if not arrays:
-            (self.folder / file).unlink(missing_ok=True)  # of an earlier evaluation
+    def _write_array(self, name: str, values: np.ndarray | None, results: SampleResults) -> None:
+        """Writes `name`.npz: values of the readable samples, with their labels and names; without values, no file."""
+        file = self.folder / f"{name}.npz"
+        if values is None:
+            file.unlink(missing_ok=True)  # of an earlier evaluation
             return
-        if results.groups is not None:
-            arrays["groups"] = results.groups[rows]
+        rows = results.readable
         names = np.array([*map(self.name, rows)], np.str_)
         classes = np.array(self.class_names, np.str_)
-        arrays |= {"labels": results.targets[rows], "paths": names, "classes": classes}
-        with open_atomically(self.folder / file, "wb") as opened, ZipFile(opened, "w") as archive:
-            for name, array in arrays.items():
-                member = ZipInfo(f"{name}.npy")  # as of `np.savez`
+        arrays = {name: values[rows], "labels": results.targets[rows], "paths": names, "classes": classes}
+        if results.groups is not None:
+            arrays["groups"] = results.groups[rows]
+        with open_atomically(file, "wb") as opened, ZipFile(opened, "w") as archive:
+            for key, array in arrays.items():
+                member = ZipInfo(f"{key}.npy")  # as of `np.savez`
                 if array.dtype.kind == "U":  # four bytes a character, as many as the longest one has
                     member.compress_type = ZIP_DEFLATED
                 with archive.open(member, "w", force_zip64=True) as stored:

@@ -11,7 +11,7 @@ from configs.command_line import Command, to_yaml
 from configs.compare import non_default_options
 from configs.schema import Config
 from engine.checkpoint.files import FoundCheckpoint
-from engine.checkpoint.run_folder import BEST, link_copies, lock_run_folder
+from engine.checkpoint.run_folder import BEST, lock_run_folder
 from engine.checkpoint.weights_record import describe_data, write_held_out
 from engine.evaluation.files import EvaluationFiles
 from engine.evaluation.session import build_eval_files
@@ -29,6 +29,7 @@ from engine.training.session import Session
 from engine.training.snapshot import RunPosition, space_notes
 from utils.distributed import call_on_main
 from utils.errors import UserError, error_from
+from utils.files import link_or_copy
 from utils.notes import Note
 
 
@@ -112,7 +113,7 @@ def _link_best(position: RunPosition) -> None:
     best = position.best_path
     if best and best.name != BEST:
         try:
-            link_copies(best, is_best=True, periodic_name=None, keep=0)
+            link_or_copy(best, best.with_name(BEST))
         except OSError as error:
             raise error_from(error, f"{best}: cannot be copied: {error.strerror}") from None
 
