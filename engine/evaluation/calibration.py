@@ -69,11 +69,6 @@ class Calibration:
     accuracy: np.ndarray
 
     @property
-    def edges(self) -> np.ndarray:
-        """The limits of the bins (bins + 1,)."""
-        return np.linspace(0, 100, len(self.count) + 1)
-
-    @property
     def error(self) -> float:
         """Expected calibration error (ECE): the mean over the samples of |accuracy - confidence| of their bin; NaN
         without samples.

@@ -138,8 +138,7 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
     if command.prediction:
         _check_prediction(command.prediction, plan.config, len(plan.samples))
     built = build_eval_model(plan.config, context, plan.purpose, plan.record)
-    for note in (*built.notes, *plan.notes):
-        logger.note(note)
+    logger.note(*built.notes, *plan.notes)
     decision = plan.record.decision
     tta = plan.config.eval.tta
     if (decision.point or decision.thresholds) and decision.tta != tta:

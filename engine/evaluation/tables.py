@@ -255,8 +255,11 @@ _BIN_COLUMNS = ("low", "high", "count", "confidence", "accuracy")
 
 
 def _bin_rows(bins: Calibration) -> Iterator[Sequence[Any]]:
-    edges, means = (bins.edges[:-1], bins.edges[1:]), (bins.confidence, bins.accuracy)
-    return zip(*(map(_cell, one) for one in edges), bins.count, *(map(_cell, one) for one in means), strict=True)
+    edges = np.linspace(0, 100, len(bins.count) + 1)
+    low, high, confidence, accuracy = (
+        map(_cell, one) for one in (edges[:-1], edges[1:], bins.confidence, bins.accuracy)
+    )
+    return zip(low, high, bins.count, confidence, accuracy, strict=True)
 
 
 def _cell(percent: float) -> str:

@@ -287,8 +287,7 @@ def plan_training(
     train = read.splits["train"]
     notes = [*read.notes]
     if not found:  # a resumed run names all options that differ; a fine-tuning may change the image size and the crop
-        for note in followed.notes:
-            logger.note(note)
+        logger.note(*followed.notes)
         notes += [note for key, note in followed.differing.items() if key in _KEPT_IN_FINE_TUNING]
     notes += _check_images(command, config.data, found, read.splits, context)
 
@@ -301,8 +300,7 @@ def plan_training(
         config = accumulation_follows_global_batch(config.with_data(batch_size=size), facts)
         notes.append(note)
         places["find_batch_size"] = config
-    for note in set_by(places):
-        logger.note(note)
+    logger.note(*set_by(places))
     notes += _notes_on_data(config, splits, is_new=not found)
     plan = Plan(
         config=config,

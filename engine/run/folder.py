@@ -59,8 +59,7 @@ def log_options(command: Command, logger: RunLogger) -> None:
     """The options that differ from the defaults, and how the model family differs."""
     options = ", ".join(f"{key}={value}" for key, value in non_default_options(command.config).items())
     logger.log(f"----- Options that differ from the defaults (all: {RUN_OPTIONS}): {options or 'none'}")
-    for note in command.notes:
-        logger.note(note)
+    logger.note(*command.notes)
 
 
 def open_new_folder(

@@ -199,15 +199,16 @@ class RunLogger:
             self._skipped[images] = skipped
             self.warn(f"Data: {skipped} of {number} {images} images are unreadable and skipped: see bad_images_*.csv")
 
-    def note(self, note: Note | Fact) -> None:
-        """Logs a note or the line of a fact; a fact or a warning is recorded."""
-        if not isinstance(note, Note):
-            self.record.add_fact(note)
-            self.log(f"{_MARK}{note}")
-        elif note.kind == "warning":
-            self._run.log(_MISLEADS if note.misleads else logging.WARNING, note.text)
-        else:
-            self._run.log(_NOTE if note.kind == "screen" else logging.DEBUG, f"{_MARK}{note.text}")
+    def note(self, *notes: Note | Fact) -> None:
+        """Logs notes and the lines of facts; facts and warnings are recorded."""
+        for note in notes:
+            if not isinstance(note, Note):
+                self.record.add_fact(note)
+                self.log(f"{_MARK}{note}")
+            elif note.kind == "warning":
+                self._run.log(_MISLEADS if note.misleads else logging.WARNING, note.text)
+            else:
+                self._run.log(_NOTE if note.kind == "screen" else logging.DEBUG, f"{_MARK}{note.text}")
 
     def rank(self, message: str) -> None:
         self._rank.info(message)

@@ -62,8 +62,7 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
     if found:
         values |= {"checkpoint": str(found.path.absolute()), "epoch": progress.epoch, "step": progress.step}
     refuse_other_images(command, session, logger)
-    for note in call_on_main(lambda: space_notes(session.state, plan.run_folder), context) or ():
-        logger.note(note)
+    logger.note(*(call_on_main(lambda: space_notes(session.state, plan.run_folder), context) or ()))
     if folder := plan.run_folder:
         call_on_main(partial(_link_best, position), context)
         if position.best:

@@ -87,9 +87,8 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
     bad_images = BadImageList(context.rank)
     batches = TrainBatches(config, plan.train, context, plan.layout)
     state, notes, fitted = build_run_state(plan, context, solved)
-    for note in (*note_on_goal(goal, plan.val), *notes):
-        logger.note(note)
-    logger.note(Devices(context.world_size, str(context.device), state.precision.describe()))
+    devices = Devices(context.world_size, str(context.device), state.precision.describe())
+    logger.note(*note_on_goal(goal, plan.val), *notes, devices)
     images = TrainingData(
         training=len(plan.train),
         validation=len(plan.val),
@@ -98,16 +97,14 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
         model_classes=config.model.num_logits,
         validation_digest=call_on_main(lambda: digest_of(plan.val), context) or "",
     )
-    logger.note(images)
-    logger.note(plan.preprocessing)
+    logger.note(images, plan.preprocessing)
     if plan.split:
         logger.log(f"----- Data: held-out images: SHA-256 {plan.split.digest}, listed in a run's {HELD_OUT_FILE}")
     is_weighted = config.data.balanced_sampling or bool(config.loss.class_weights)
     remarks = call_on_main(lambda: notes_on(plan.train, plan.val, plan.test, is_weighted), context)  # may read images
     for remark in (*plan.notes, *(remarks or ()), batches.workers_note):
         logger.note(remark.on("Data"))
-    for note in find_misfits(state, is_new=plan.found is None):
-        logger.note(note)
+    logger.note(*find_misfits(state, is_new=plan.found is None))
     for text in state.precision.misfits():
         logger.warn(text)
     record_environment(context, logger, plan.run_folder)

@@ -39,7 +39,7 @@ def flags(request, tmp_path, monkeypatch) -> list[str]:
 def test_the_screen_is_short_and_the_log_is_complete(flags, tmp_path, monkeypatch, capsys):
     given = list[str]()
     note = RunLogger.note
-    monkeypatch.setattr(RunLogger, "note", lambda self, one: (given.append(str(one)), note(self, one)))
+    monkeypatch.setattr(RunLogger, "note", lambda self, *notes: (given.extend(map(str, notes)), note(self, *notes)))
     assert main_single_gpu.main(flags) == 0
     folder = only_run(tmp_path / "out")
     printed = capsys.readouterr().out
