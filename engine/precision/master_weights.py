@@ -75,21 +75,24 @@ class MasterWeights:
         """Copies the half gradients, and in O3 the half weights, to the master model, before the optimizer's step."""
         if not self._master_parameters:
             return
-        copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # (target, source)
+        targets = list[torch.Tensor]()
+        sources = list[torch.Tensor]()
         if not self.keep_master:
             self._values, values = _flat_views(self._compute_parameters, torch.float32)
-            copies += zip(values, self._compute_parameters, strict=True)
+            targets += values
+            sources += self._compute_parameters
             for full, value in zip(self._master_parameters, values, strict=True):
                 full.data = value
         _, gradients = _flat_views(self._compute_parameters, torch.float32)
         for full, half, gradient in zip(self._master_parameters, self._compute_parameters, gradients, strict=True):
             full.grad = None
             if half.grad is not None:
-                copies.append((gradient, half.grad))
+                targets.append(gradient)
+                sources.append(half.grad)
                 full.grad = gradient
                 half.grad = None
-        if copies:
-            torch._foreach_copy_([target for target, _ in copies], [source for _, source in copies])
+        if targets:
+            torch._foreach_copy_(targets, sources)
 
     @torch.no_grad()
     def copy_master_to_model(self, seed: int) -> None:
