@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     if len(paths) < 2:
         raise UserError(f"{sources[0]}: an average needs two checkpoints; train with SAVE_FREQ=1, or name more runs")
     context = single_process()
-    trained, samples = open_trained(command.with_weights(paths[0]), context)
+    trained = open_trained(command.with_weights(paths[0]), context)
     for path in paths[1:]:
         _check_same_data(trained, path)
     config = trained.config
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
         mean = add_to_mean(mean, state, count) if count else {name: tensor.clone() for name, tensor in state.items()}
         print_escaped(f"read: {path}")
     built.fp32.load_state_dict(mean)
-    trained = trained.measure(built, samples)
+    trained = trained.measure(built)
     output = flags.output or paths[0].with_name("average.pth")
     if any(name.endswith(".running_mean") for name in mean):
         print("Note: the running statistics of the batch norms are averaged, not measured again")

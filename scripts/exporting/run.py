@@ -29,7 +29,7 @@ from scripts.exporting import files
 from scripts.exporting.deploy import write_deploy
 from scripts.exporting.formats import FORMATS, check_target
 from scripts.weights.trained_model import Forward, TrainedModel, locate_weights, open_trained, without_images
-from utils.distributed import ProcessContext, single_process
+from utils.distributed import single_process
 from utils.errors import UserError, error_from, first_line, print_escaped
 from utils.file_formats.pickles import checked_archive_bytes
 from utils.files import fsync_path, space_fix
@@ -153,8 +153,8 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     check_target(target, kind, weights)
     context = single_process("cpu")
     command = command.with_weights(weights)
-    trained, samples = _open(command, context, flags)
-    trained = replace(trained, samples=samples)
+    needs_images = not (flags.check or flags.no_check)
+    trained = open_trained(command, context) if needs_images else without_images(command)
     if flags.no_paths:
         trained = replace(trained, split=None, names_data_path=False)
     data = trained.config.data
@@ -174,30 +174,23 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     reference: Reference | None = None  # with -no_check
     if flags.check:
         reference = read_reference(flags.check, model, config)
-    elif samples is not None:
-        reference = make_reference(model, samples, config.data)
+    elif trained.samples:
+        reference = make_reference(model, trained.samples, config.data)
     if trained.others:
-        trained = _with_own_figures(trained, built, samples)
+        trained = _with_own_figures(trained, built)
     print_escaped(export(model, trained, reference, kind, target))
     print_escaped(f"Exported: {target} ({FORMATS[kind].title}; {count_parameters(model)[0]:,} parameters)")
     return 0
 
 
-def _with_own_figures(trained: TrainedModel, built: EvalModel, samples: Samples | None) -> TrainedModel:
+def _with_own_figures(trained: TrainedModel, built: EvalModel) -> TrainedModel:
     """The model with its own thresholds and figures, none without images: the run has evaluated another one."""
     reason = f"figures and thresholds of the run are not of this export ({', '.join(trained.others)})"
-    if samples is None:
+    if trained.samples is None:
         print_escaped(f"Left out: {reason}; without -no_check and -check, validation images choose and measure them")
         return replace(trained, decision=UNDECIDED)
-    print_escaped(f"Measured on {len(samples)} validation images: {reason}")
-    return trained.measure(built, samples)
-
-
-def _open(command: Command, context: ProcessContext, flags: argparse.Namespace) -> tuple[TrainedModel, Samples | None]:
-    """The trained model, and validation images to compare its export on; None with -check and -no_check."""
-    if flags.check or flags.no_check:
-        return without_images(command), None
-    return open_trained(command, context)
+    print_escaped(f"Measured on {len(trained.samples)} validation images: {reason}")
+    return trained.measure(built)
 
 
 def export(model: nn.Module, trained: TrainedModel, reference: Reference | None, kind: str, target: Path) -> str:

@@ -86,8 +86,8 @@ class TrainedModel:
         data = self.config.data
         return build_model(options, data, torch.device("cpu"), EVALUATE, data.input_size)[0].eval()
 
-    def measure(self, built: EvalModel, samples: Samples) -> "TrainedModel":
-        """Evaluates the samples; they choose temperature and thresholds, and that of the operating point.
+    def measure(self, built: EvalModel) -> "TrainedModel":
+        """Evaluates the validation images; they choose temperature and thresholds, and that of the operating point.
 
         Raises UserError: DATA.ONLY_CLASSES leaves out images of classes of the model.
         """
@@ -97,7 +97,8 @@ class TrainedModel:
         goal = point and point.model_copy(update={"is_chosen": False})
         evaluator = replace(built.evaluator, thresholds=None, temperature=None, point=goal)
         model = evaluator.precision.compute_copy(built.fp32)
-        batches = build_eval_loader(self.config.data, samples, evaluator.context, self.config.timeout_seconds)
+        assert self.samples
+        batches = build_eval_loader(self.config.data, self.samples, evaluator.context, self.config.timeout_seconds)
         metrics, results = evaluator.evaluate(model, batches)
         assert results  # of one process
         interval, _ = confidence_interval(results, metrics.metric)
@@ -127,8 +128,8 @@ def without_images(command: Command) -> TrainedModel:
     return _trained_model(config, record, notes)
 
 
-def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedModel, Samples]:
-    """The model of the weights `MODEL.PRETRAINED`, and the validation samples; raises UserError without images."""
+def open_trained(command: Command, context: ProcessContext) -> TrainedModel:
+    """The model of the weights `MODEL.PRETRAINED`, with the validation samples; raises UserError without images."""
     config = command.config.with_model(resume=None)
     try:
         plan = plan_evaluation(replace(command, config=config), context, RunLogger(context))
@@ -140,9 +141,10 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
         ) from None
     samples, config = plan.samples, plan.config
     trained = _trained_model(config, weights_record(config.model, source=command.source), plan.notes)
-    if not trained.class_names and samples.has_class_names and len(samples.class_names) == config.model.num_classes:
-        trained = replace(trained, class_names=samples.class_names)
-    return trained, samples
+    names = trained.class_names
+    if not names and samples.has_class_names and len(samples.class_names) == config.model.num_classes:
+        names = samples.class_names
+    return replace(trained, class_names=names, samples=samples)
 
 
 def _class_names(config: Config, record: WeightsRecord) -> list[str] | None:

@@ -33,7 +33,6 @@ from timm.data import resolve_model_data_config
 from configs.command_line import parse_command_line
 from configs.schema import Amp, Data
 from datasets.decoding.decode import open_image
-from datasets.sources.samples import Samples
 from datasets.transforms.host import eval_crop
 from engine.checkpoint.weights_record import read_record
 from models.weights.choose import EVALUATE
@@ -56,18 +55,13 @@ def digits_run(trained_digits) -> Path:
 
 
 @pytest.fixture(scope="module")
-def opened(digits_run) -> tuple[TrainedModel, Samples]:
-    return open_trained(parse_command_line(["-eval", f"-pretrained={locate_weights(digits_run)}"]), CPU)
-
-
-@pytest.fixture(scope="module")
-def reference(opened) -> Reference:
+def reference(digits_run) -> Reference:
     """The logits of the run's averaged weights."""
-    trained, samples = opened
+    trained = open_trained(parse_command_line(["-eval", f"-pretrained={locate_weights(digits_run)}"]), CPU)
     model, _ = model_for(trained.config, purpose=EVALUATE)
     state = torch.load(trained.weights, weights_only=True)
     assert all(torch.equal(tensor, state["state_dict_ema"][name]) for name, tensor in model.state_dict().items())
-    return make_reference(model, samples, trained.config.data)
+    return make_reference(model, trained.samples, trained.config.data)
 
 
 def family_model(name: str) -> tuple[torch.nn.Module, TrainedModel, Reference]:

@@ -149,7 +149,8 @@ def test_an_export_has_the_figures_of_the_model_that_it_is(trained_digits, tmp_p
     run = trained_digits(GOAL, "TRAIN.BASE_LR=1e-2", "EVAL.TTA=flip")
     export.main([str(run), "-format=hf", f"-output={tmp_path / 'hf'}"])
     assert "360 validation images: figures and thresholds of the run are not of this export" in capsys.readouterr().out
-    trained, samples = open_trained(parse_command_line(["-eval", f"-pretrained={run / 'best.pth'}"]), CPU)
+    trained = open_trained(parse_command_line(["-eval", f"-pretrained={run / 'best.pth'}"]), CPU)
+    samples = trained.samples
     images = torch.cat([batch.images for batch in eval_loader_for(trained.config, samples, CPU)])[: len(samples)]
     model = create_model(f"local-dir:{tmp_path / 'hf'}", pretrained=True).eval()
     with torch.no_grad():
