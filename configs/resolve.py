@@ -324,7 +324,7 @@ def distillation_follows_teacher(options: OptionTable) -> Iterator[Note]:
     if options.row("TRAIN.DISTILLATION_TYPE").level:
         return
     options.set("TRAIN.DISTILLATION_TYPE", "hard")
-    yield Note("screen", f"TRAIN.DISTILLATION_TYPE is hard: {family.title} has a teacher")
+    yield Note("screen", f"TRAIN.DISTILLATION_TYPE is hard: MODEL.TYPE {options.family} has a teacher")
 
 
 def token_follows_distillation(options: OptionTable) -> Iterable[Note]:

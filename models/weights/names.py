@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings
@@ -99,10 +98,8 @@ def _to_timm_layout(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 # PaddleViT's, by the rules in `configs/schema/families/`
 
-_VIT = replace(FAMILIES["deit"], title="ViT")  # DeiT's names are the names of PaddleViT's ViT and of its head
 # RegNetY-16GF (Radosavovic et al., 2020), the teacher of PaddleViT's distillations; no value of MODEL.TYPE.
 _REGNET = Family(
-    title="RegNet",
     timm="regnety_160",
     arguments=lambda options, data: {},
     defaults={},
@@ -128,7 +125,7 @@ def paddle_to_timm(file: Path, options: Model, model: nn.Module, state: State) -
     PaddleClas has the names of timm or of the authors, and PaddlePaddle's layout. Raises UserError if the file contains
     a tensor that the model does not have.
     """
-    family = FAMILIES.get(options.type, _VIT)
+    family = FAMILIES.get(options.type, FAMILIES["deit"])  # whose names are those of PaddleViT's ViT and of its head
     if options.type == "timm" and options.name.partition(".")[0] == _REGNET.timm:
         family = _REGNET
     own = model.state_dict()
@@ -140,7 +137,7 @@ def paddle_to_timm(file: Path, options: Model, model: nn.Module, state: State) -
     others, notes = _of_paddleclas(model, state)
     if body_names(model) <= counters.keys() | others.keys():
         return counters | others, notes
-    problem = f"{file}: contains {summarize_names(unknown)}, which is not in this {family.title}"
+    problem = f"{file}: contains {summarize_names(unknown)}, which {options.name} does not have"
     raise UserError(f"{problem}; give weights of this model, or set MODEL to match")
 
 

@@ -145,7 +145,6 @@ def shifted(before: str, after: str, by: int) -> Callable[[re.Match[str]], str]:
 class Family:
     """A family of PaddleViT's, built by timm: the attribute `family` of its section MODEL, whose `type` names it.
 
-    title: as its paper writes it.
     arguments: the options -> arguments of that name or class, without the number of classes and input channels. They
         override the arguments that all families share, such as drop_rate.
     defaults: values by dotted key that differ from the general ones. From the family's `config.py` in PaddleViT,
@@ -161,7 +160,6 @@ class Family:
     computed: names of float tensors of the model that are not in the .pdparams; patterns for a whole name.
     """
 
-    title: str
     arguments: Callable[[Any, Data], dict[str, Any]]
     defaults: Mapping[str, Any]
     timm: str | Callable[[Any], str] | None = None

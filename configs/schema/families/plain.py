@@ -60,7 +60,6 @@ class DeiT(PlainTransformer):
     distilled: bool = option(True, "a distillation token and head; default: DISTILLATION_TYPE is not none")
 
     family: ClassVar = Family(
-        title="DeiT",
         timm=lambda model: "deit_tiny_distilled_patch16_224" if model.distilled else "deit_tiny_patch16_224",
         arguments=_transformer(),
         defaults=family_defaults(train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996, "DISTILLATION_TYPE": "hard"}),
@@ -83,7 +82,6 @@ class BEiT(PlainTransformer):
     init_values: Positive = option(1e-4, "initial value of the layer scale")
 
     family: ClassVar = Family(
-        title="BEiT",
         timm="beit_base_patch16_224",
         arguments=_transformer("use_abs_pos_emb use_rel_pos_bias init_values"),
         defaults=family_defaults(data=HALF, model={"DROPPATH": 0.1}, train=_BEIT_TRAINING),
@@ -99,7 +97,6 @@ class CaiT(PlainTransformer):
     depth_token_only: Count = option(2, "number of blocks that update the class token only")
 
     family: ClassVar = Family(
-        title="CaiT",
         timm="cait_xxs24_224",
         arguments=_transformer("init_values depth_token_only", mlp_ratio_token_only="mlp_ratio"),
         defaults=family_defaults(model={"DROPPATH": 0.1}, train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996}),
@@ -120,7 +117,6 @@ class XCiT(PlainTransformer):
     use_pos: bool = option(True, "a position embedding of sines and cosines")
 
     family: ClassVar = Family(
-        title="XCiT",
         timm="xcit_nano_12_p16_224",
         arguments=_transformer("eta tokens_norm cls_attn_layers", use_pos_embed="use_pos"),
         defaults=family_defaults(model={"DROPPATH": 0.1}, train={"END_LR": 1e-5}),
@@ -165,7 +161,6 @@ class CrossViT(Model):
                 yield f"DEPTH {list(stage)} of a stage must have three values: each branch, the exchange"
 
     family: ClassVar = Family(
-        title="CrossViT",
         timm="crossvit_tiny_240",
         arguments=_crossvit_arguments,
         defaults=family_defaults(model={"DROPPATH": 0.1}, train={"END_LR": 1e-5}),
@@ -204,7 +199,6 @@ class MAE(Model):
     trans: MAETrans = MAETrans()
 
     family: ClassVar = Family(
-        title="MAE",
         arguments=arguments(
             "img_size trans.patch_size trans.mlp_ratio trans.qkv_bias",
             "trans.encoder.embed_dim trans.encoder.depth trans.encoder.num_heads",
@@ -237,7 +231,6 @@ class Mixer(Model):
     mixer: Blocks = Blocks()
 
     family: ClassVar = Family(
-        title="MLP-Mixer",
         arguments=_mlp(),
         defaults=family_defaults(data=HALF, model={"DROPPATH": 0.1}, train=_MLP_TRAINING),
         renames=[(r"^patch_embed\.patch_embed\.", "stem.proj."), (r"^mixer_layers\.", "blocks.")],
@@ -253,7 +246,6 @@ class ResMLP(Model):
 
     family: ClassVar = replace(
         Mixer.family,
-        title="ResMLP",
         arguments=_mlp("mixer.patch_size mixer.mlp_ratio"),
         defaults=family_defaults(model={"DROPPATH": 0.1}, train=_MLP_TRAINING),
     )
@@ -268,7 +260,6 @@ class GatedMLP(Model):
 
     family: ClassVar = replace(
         Mixer.family,
-        title="gMLP",
         arguments=_mlp("mixer.mlp_ratio"),
         norm_eps={r"blocks\.\d+\.mlp_channels\.gate\.norm": 1e-6},
     )
@@ -298,7 +289,6 @@ class ConvMixer(Model):
     cnn: Convolutions = Convolutions()
 
     family: ClassVar = Family(
-        title="ConvMixer",
         arguments=arguments("cnn.dim cnn.depth cnn.kernel_size cnn.patch_size cnn.activation"),
         defaults=family_defaults(train=_MLP_TRAINING),
         renames=_convmixer_renames,

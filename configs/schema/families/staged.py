@@ -4,7 +4,6 @@ timm's ByobNet HaloNet, MobileOne, MobileViT.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from math import lcm
 from typing import Annotated, ClassVar, Literal
@@ -49,7 +48,6 @@ class Swin(Model):
                 yield f"NUM_HEADS of stage {stage + 1} is {heads}, no divisor of {dim}"
 
     family: ClassVar = Family(
-        title="Swin Transformer",
         timm="swin_tiny_patch4_window7_224",
         arguments=arguments(
             "img_size patch_size window_size embed_dim num_heads mlp_ratio qkv_bias",
@@ -86,7 +84,6 @@ class PVTv2(Model):
     linear: bool | None = option(None, "keys and values: always pooled to 7x7 (PVT v2 Linear); null: false")
 
     family: ClassVar = Family(
-        title="PVT v2",
         timm="pvt_v2_b0",
         arguments=arguments(
             "num_heads qkv_bias linear",
@@ -123,7 +120,6 @@ class PiT(Model):
     distilled: bool = option(False, "a distillation token and head; default: DISTILLATION_TYPE is not none")
 
     family: ClassVar = Family(
-        title="PiT",
         timm=lambda model: "pit_ti_distilled_224" if model.distilled else "pit_ti_224",
         arguments=arguments(
             "img_size patch_size stride base_dims depth mlp_ratio", heads="num_heads", dropout=DROPOUTS
@@ -179,7 +175,6 @@ class LeViT(Model):
     attn_ratio: Positive = option(2, "channels of a value / KEY_DIM")
 
     family: ClassVar = Family(
-        title="LeViT",
         timm="levit_128s",
         arguments=arguments("distilled img_size embed_dim key_dim depth num_heads attn_ratio"),
         defaults=family_defaults(model={"DROPPATH": 0.1}, train=_LEVIT_TRAINING),
@@ -200,7 +195,6 @@ class CoaT(Model):
     qkv_bias: bool = QKV_BIAS
 
     family: ClassVar = Family(
-        title="CoaT",
         arguments=arguments(
             "img_size embed_dims serial_depths parallel_depth mlp_ratios qkv_bias", dropout="proj_drop_rate"
         ),
@@ -215,8 +209,6 @@ class CoaT(Model):
 
 class CoaTLite(CoaT):
     type: Literal["coat", "coat_lite"] = "coat_lite"
-
-    family: ClassVar = replace(CoaT.family, title="CoaT-Lite")
 
 
 class VOLOTrans(Section):
@@ -238,7 +230,6 @@ class VOLO(Model):
     trans: VOLOTrans = VOLOTrans()
 
     family: ClassVar = Family(
-        title="VOLO",
         arguments=arguments(
             "img_size stem_hidden_dim trans.layers trans.num_heads trans.embed_dims trans.downsamples",
             "trans.outlook_attention trans.qkv_bias",
@@ -263,7 +254,6 @@ class ConvNeXt(Model):
     dims: Counts = per_stage((96, 192, 384, 768), "channels of each stage")
 
     family: ClassVar = Family(
-        title="ConvNeXt",
         timm="convnext_tiny",
         arguments=arguments("depths dims patch_size"),
         defaults=family_defaults(
@@ -286,7 +276,6 @@ class PoolFormer(Model):
                 yield "EMBED_DIMS has two equal values in a row: timm then does not downsample; change one"
 
     family: ClassVar = Family(
-        title="PoolFormer",
         arguments=arguments(depths="layers", dims="embed_dims", layer_scale_init_values="layer_scale_init_value"),
         defaults=family_defaults(train={"BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 1024}),
         renames=[
@@ -366,7 +355,6 @@ class HaloNet(Model):
         return multiple
 
     family: ClassVar = Family(
-        title="HaloNet",
         arguments=arguments(
             "stages widths block_size halo_size", strides="stride", num_heads="num_head", activation="act"
         ),
@@ -424,7 +412,6 @@ class MobileOne(Model):
         return tuple(int(channels * expansion) for channels, expansion in pairs)
 
     family: ClassVar = Family(
-        title="MobileOne",
         arguments=arguments("widths strides num_branches use_se", depths="num_blocks"),
         defaults=family_defaults(train=MOBILE_TRAINING),
         renames=[
@@ -457,7 +444,6 @@ class MobileViT(Model):
     hidden_dims: _MultiplesOf8 = per_stage((96, 120, 144), "channels of the 3 transformers; multiples of 8")
 
     family: ClassVar = Family(
-        title="MobileViT",
         arguments=arguments("dims", transformer_dims="hidden_dims"),
         defaults=family_defaults(data={"CROP_PCT": 0.9}, train=MOBILE_TRAINING),
         renames=[
