@@ -120,6 +120,7 @@ class Lora(Section):
 
 class Model(Section):
     size_multiple: ClassVar[int | str] = 1  # of the images, or the field that has it
+    family: ClassVar[Any]  # a `Family`, of PaddleViT's models
     type: str = "vit"
     name: Name = option("vit", "name in the log; for TYPE timm: timm's, hf:ORG/NAME or local-dir:FOLDER")
     resume: OptionalPath = option(None, "checkpoint to resume (the whole state): a file, a run folder, or auto")

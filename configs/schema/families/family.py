@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from configs.schema.data import Data
 from configs.schema.model import Model
@@ -18,7 +18,7 @@ QKV_BIAS = option(True, "bias in the query, key and value projections")
 class PlainTransformer(Model):
     """Keys of a transformer whose blocks all have the same size."""
 
-    size_multiple: ClassVar[int | str] = "patch_size"
+    size_multiple = "patch_size"
     patch_size: Count = option(16, "height and width of a patch, pixels")
     embed_dim: Count = option(768, "channels of a token")
     num_heads: Count = option(12, "attention heads per block")
@@ -33,7 +33,7 @@ class PlainTransformer(Model):
 
 
 class ViT(PlainTransformer):
-    type: Literal["vit"] = option("vit", "the family of the model: see registry.py")
+    type: str = option("vit", "the family of the model: see registry.py")
     attn_head_size: int | None = option(None, "channels per head; null: EMBED_DIM / NUM_HEADS", ge=1)
     global_pool: Literal["token", "avg"] = option(
         "token", "input of the head: the class token, or the mean of the patches (without a class token)"
@@ -60,14 +60,14 @@ OWN_KEYS = {
 
 
 class TimmModel(Model):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
-    type: Literal["timm"] = option("timm", "the timm model NAME")
+    type: str = option("timm", "the timm model NAME")
     kwargs: dict[str, Any] | None = option(None, "other arguments of the class, such as {reg_tokens: 4, qk_norm: true}")
     dropout: float | None = option(None, "timm's drop_rate; null: the model's own", ge=0, le=1)  # type: ignore[assignment]
     droppath: float | None = option(None, "timm's drop_path_rate; null: the model's own", ge=0, le=1)  # type: ignore[assignment]
 
 
 class TransformersModel(Model):  # type: ignore[no-redef]
-    type: Literal["transformers"] = option("transformers", "a model of the package transformers")
+    type: str = option("transformers", "a model of the package transformers")
     kwargs: dict[str, Any] | None = option(None, "its config.json, which -model=hf:ORG/NAME or local-dir:FOLDER reads")
 
 

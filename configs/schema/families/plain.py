@@ -5,7 +5,7 @@ attention: MLP-Mixer, ResMLP, gMLP, ConvMixer.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -56,10 +56,10 @@ _VIT_RENAMES = renames_in(r"""
 class DeiT(PlainTransformer):
     """DeiT (Touvron et al., 2020): ViT with ImageNet's normalization, and a second head if it is distilled."""
 
-    type: Literal["deit"] = "deit"
+    type: str = "deit"
     distilled: bool = option(True, "a distillation token and head; default: DISTILLATION_TYPE is not none")
 
-    family: ClassVar = Family(
+    family = Family(
         timm=lambda model: "deit_tiny_distilled_patch16_224" if model.distilled else "deit_tiny_patch16_224",
         arguments=_transformer(),
         defaults=family_defaults(train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996, "DISTILLATION_TYPE": "hard"}),
@@ -76,12 +76,12 @@ _BEIT_TRAINING = {
 class BEiT(PlainTransformer):
     """BEiT (Bao et al., 2021), for fine-tuning: relative position bias, layer scale, averaged patches."""
 
-    type: Literal["beit"] = "beit"
+    type: str = "beit"
     use_abs_pos_emb: bool = option(False, "a learned position embedding")
     use_rel_pos_bias: bool = option(True, "a relative position bias in each block")
     init_values: Positive = option(1e-4, "initial value of the layer scale")
 
-    family: ClassVar = Family(
+    family = Family(
         timm="beit_base_patch16_224",
         arguments=_transformer("use_abs_pos_emb use_rel_pos_bias init_values"),
         defaults=family_defaults(data=HALF, model={"DROPPATH": 0.1}, train=_BEIT_TRAINING),
@@ -92,11 +92,11 @@ class BEiT(PlainTransformer):
 class CaiT(PlainTransformer):
     """CaiT (Touvron et al., 2021): talking heads, layer scale, and blocks that update the class token only."""
 
-    type: Literal["cait"] = "cait"
+    type: str = "cait"
     init_values: Positive = option(1e-4, "initial value of the layer scale")
     depth_token_only: Count = option(2, "number of blocks that update the class token only")
 
-    family: ClassVar = Family(
+    family = Family(
         timm="cait_xxs24_224",
         arguments=_transformer("init_values depth_token_only", mlp_ratio_token_only="mlp_ratio"),
         defaults=family_defaults(model={"DROPPATH": 0.1}, train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996}),
@@ -107,7 +107,7 @@ class CaiT(PlainTransformer):
 class XCiT(PlainTransformer):
     """XCiT (El-Nouby et al., 2021): attention between channels, local convolutions, class attention at the end."""
 
-    type: Literal["xcit"] = "xcit"
+    type: str = "xcit"
     patch_size: Literal[8, 16] = option(16, "height and width of a patch, pixels")
     embed_dim: Count = option(128, "channels of a token")
     num_heads: Count = option(4, "attention heads per block")
@@ -116,7 +116,7 @@ class XCiT(PlainTransformer):
     cls_attn_layers: Count = option(2, "number of blocks with class attention")
     use_pos: bool = option(True, "a position embedding of sines and cosines")
 
-    family: ClassVar = Family(
+    family = Family(
         timm="xcit_nano_12_p16_224",
         arguments=_transformer("eta tokens_norm cls_attn_layers", use_pos_embed="use_pos"),
         defaults=family_defaults(model={"DROPPATH": 0.1}, train={"END_LR": 1e-5}),
@@ -139,7 +139,7 @@ def _crossvit_arguments(model: "CrossViT", data: Data) -> dict[str, Any]:
 class CrossViT(Model):
     """CrossViT (Chen et al., 2021): two branches with patches of two sizes, which exchange their class tokens."""
 
-    type: Literal["crossvit"] = "crossvit"
+    type: str = "crossvit"
     img_size: Counts = per_stage((240, 224), "height and width of each branch's input, to which it is resized")
     patch_size: Counts = per_stage((12, 16), "height and width of a patch of each branch, pixels")
     embed_dim: Counts = per_stage((384, 768), "channels of a token of each branch")
@@ -160,7 +160,7 @@ class CrossViT(Model):
             if len(stage) != 3:
                 yield f"DEPTH {list(stage)} of a stage must have three values: each branch, the exchange"
 
-    family: ClassVar = Family(
+    family = Family(
         timm="crossvit_tiny_240",
         arguments=_crossvit_arguments,
         defaults=family_defaults(model={"DROPPATH": 0.1}, train={"END_LR": 1e-5}),
@@ -194,11 +194,11 @@ _MAE_TRAINING = CROP_AND_FLIP | {
 class MAE(Model):
     """MAE (He et al., 2021), fine-tuning: ViT with PaddleViT's fixed position embedding."""
 
-    size_multiple: ClassVar[int | str] = "trans.patch_size"
-    type: Literal["mae"] = "mae"
+    size_multiple = "trans.patch_size"
+    type: str = "mae"
     trans: MAETrans = MAETrans()
 
-    family: ClassVar = Family(
+    family = Family(
         arguments=arguments(
             "img_size trans.patch_size trans.mlp_ratio trans.qkv_bias",
             "trans.encoder.embed_dim trans.encoder.depth trans.encoder.num_heads",
@@ -226,11 +226,11 @@ _MLP_TRAINING = {"WARMUP_EPOCHS": 20, "WEIGHT_DECAY": 0.1, "BASE_LR": 1e-3, "END
 class Mixer(Model):
     """MLP-Mixer (Tolstikhin et al., 2021)."""
 
-    size_multiple: ClassVar[int | str] = 16
-    type: Literal["mixer"] = "mixer"
+    size_multiple = 16
+    type: str = "mixer"
     mixer: Blocks = Blocks()
 
-    family: ClassVar = Family(
+    family = Family(
         arguments=_mlp(),
         defaults=family_defaults(data=HALF, model={"DROPPATH": 0.1}, train=_MLP_TRAINING),
         renames=[(r"^patch_embed\.patch_embed\.", "stem.proj."), (r"^mixer_layers\.", "blocks.")],
@@ -240,11 +240,11 @@ class Mixer(Model):
 class ResMLP(Model):
     """ResMLP (Touvron et al., 2021)."""
 
-    size_multiple: ClassVar[int | str] = "mixer.patch_size"
-    type: Literal["resmlp"] = "resmlp"
+    size_multiple = "mixer.patch_size"
+    type: str = "resmlp"
     mixer: ResMLPKeys = ResMLPKeys()
 
-    family: ClassVar = replace(
+    family = replace(
         Mixer.family,
         arguments=_mlp("mixer.patch_size mixer.mlp_ratio"),
         defaults=family_defaults(model={"DROPPATH": 0.1}, train=_MLP_TRAINING),
@@ -254,11 +254,11 @@ class ResMLP(Model):
 class GatedMLP(Model):
     """gMLP (Liu et al., 2021)."""
 
-    size_multiple: ClassVar[int | str] = 16
-    type: Literal["gatedmlp"] = "gatedmlp"
+    size_multiple = 16
+    type: str = "gatedmlp"
     mixer: GatedMLPKeys = GatedMLPKeys()
 
-    family: ClassVar = replace(
+    family = replace(
         Mixer.family,
         arguments=_mlp("mixer.mlp_ratio"),
         norm_eps={r"blocks\.\d+\.mlp_channels\.gate\.norm": 1e-6},
@@ -285,10 +285,10 @@ def _convmixer_renames(model: "ConvMixer") -> Sequence[Rename]:
 class ConvMixer(Model):
     """ConvMixer (Trockman and Kolter, 2022)."""
 
-    type: Literal["convmixer"] = "convmixer"
+    type: str = "convmixer"
     cnn: Convolutions = Convolutions()
 
-    family: ClassVar = Family(
+    family = Family(
         arguments=arguments("cnn.dim cnn.depth cnn.kernel_size cnn.patch_size cnn.activation"),
         defaults=family_defaults(train=_MLP_TRAINING),
         renames=_convmixer_renames,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import lcm
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -28,8 +28,8 @@ from configs.schema.section import FROM_LIST, Bools, Count, Counts, Floats, Ints
 class Swin(Model):
     """Swin Transformer (Liu et al., 2021)."""
 
-    size_multiple: ClassVar[int | str] = "patch_size"
-    type: Literal["swin"] = "swin"
+    size_multiple = "patch_size"
+    type: str = "swin"
     patch_size: Count = option(4, "height and width of a patch, pixels")
     window_size: Count = option(7, "height and width of an attention window, patches")
     embed_dim: Count = option(96, "channels of a token in the first stage; they double in each stage")
@@ -47,7 +47,7 @@ class Swin(Model):
             if dim % heads:
                 yield f"NUM_HEADS of stage {stage + 1} is {heads}, no divisor of {dim}"
 
-    family: ClassVar = Family(
+    family = Family(
         timm="swin_tiny_patch4_window7_224",
         arguments=arguments(
             "img_size patch_size window_size embed_dim num_heads mlp_ratio qkv_bias",
@@ -74,7 +74,7 @@ class Swin(Model):
 class PVTv2(Model):
     """PVT v2 (Wang et al., 2021): spatially reduced attention, convolutions in the patch embeddings and MLPs."""
 
-    type: Literal["pvtv2"] = "pvtv2"
+    type: str = "pvtv2"
     embed_dim: Counts = per_stage((32, 64, 160, 256), "channels of each stage")
     num_heads: Counts = per_stage((1, 2, 5, 8), "attention heads of each stage")
     stage_depth: Counts = per_stage((2, 2, 2, 2), "blocks of each stage")
@@ -83,7 +83,7 @@ class PVTv2(Model):
     sr_ratio: Counts = per_stage((8, 4, 2, 1), "keys and values: side of the map / side after the reduction")
     linear: bool | None = option(None, "keys and values: always pooled to 7x7 (PVT v2 Linear); null: false")
 
-    family: ClassVar = Family(
+    family = Family(
         timm="pvt_v2_b0",
         arguments=arguments(
             "num_heads qkv_bias linear",
@@ -110,7 +110,7 @@ class PVTv2(Model):
 class PiT(Model):
     """PiT (Heo et al., 2021): a transformer with pooling between its stages; a second head if it is distilled."""
 
-    type: Literal["pit"] = "pit"
+    type: str = "pit"
     patch_size: Count = option(14, "height and width of a patch, pixels")
     stride: Count = option(7, "distance between patches, pixels; less than PATCH_SIZE: they overlap")
     base_dims: Counts = per_stage((64, 64, 64), "channels of a head in each stage")
@@ -119,7 +119,7 @@ class PiT(Model):
     mlp_ratio: Positive = option(4.0, "hidden channels of the MLP / channels")
     distilled: bool = option(False, "a distillation token and head; default: DISTILLATION_TYPE is not none")
 
-    family: ClassVar = Family(
+    family = Family(
         timm=lambda model: "pit_ti_distilled_224" if model.distilled else "pit_ti_224",
         arguments=arguments(
             "img_size patch_size stride base_dims depth mlp_ratio", heads="num_heads", dropout=DROPOUTS
@@ -165,8 +165,8 @@ _LEVIT_TRAINING = {
 class LeViT(Model):
     """LeViT (Graham et al., 2021): batch norm, attention with learned biases, a second head if it is distilled."""
 
-    size_multiple: ClassVar[int | str] = 16
-    type: Literal["levit"] = "levit"
+    size_multiple = 16
+    type: str = "levit"
     distilled: bool = option(True, "a distillation head; default: DISTILLATION_TYPE is not none")
     embed_dim: Counts = per_stage((128, 256, 384), "channels of each stage; the first: a multiple of 8")
     key_dim: Count = option(16, "channels of a query and key in a head")
@@ -174,7 +174,7 @@ class LeViT(Model):
     depth: Counts = per_stage((2, 3, 4), "blocks of each stage")
     attn_ratio: Positive = option(2, "channels of a value / KEY_DIM")
 
-    family: ClassVar = Family(
+    family = Family(
         timm="levit_128s",
         arguments=arguments("distilled img_size embed_dim key_dim depth num_heads attn_ratio"),
         defaults=family_defaults(model={"DROPPATH": 0.1}, train=_LEVIT_TRAINING),
@@ -186,15 +186,15 @@ class LeViT(Model):
 class CoaT(Model):
     """CoaT and CoaT-Lite (Xu et al., 2021)."""
 
-    size_multiple: ClassVar[int | str] = 32
-    type: Literal["coat", "coat_lite"] = "coat"
+    size_multiple = 32
+    type: str = "coat"
     embed_dims: Counts = per_stage((152, 152, 152, 152), "channels of each scale; multiples of 8")
     serial_depths: Counts = per_stage((2, 2, 2, 2), "serial blocks of each scale")
     parallel_depth: int = option(6, "blocks that combine the last three scales; 0: CoaT-Lite", ge=0)
     mlp_ratios: Floats = per_stage((4.0, 4.0, 4.0, 4.0), "hidden channels of the MLP / channels, of each scale")
     qkv_bias: bool = QKV_BIAS
 
-    family: ClassVar = Family(
+    family = Family(
         arguments=arguments(
             "img_size embed_dims serial_depths parallel_depth mlp_ratios qkv_bias", dropout="proj_drop_rate"
         ),
@@ -208,7 +208,7 @@ class CoaT(Model):
 
 
 class CoaTLite(CoaT):
-    type: Literal["coat", "coat_lite"] = "coat_lite"
+    type: str = "coat_lite"
 
 
 class VOLOTrans(Section):
@@ -224,12 +224,12 @@ class VOLOTrans(Section):
 class VOLO(Model):
     """VOLO (Yuan et al., 2021): outlook attention, then self-attention, then class attention; an auxiliary head."""
 
-    size_multiple: ClassVar[int | str] = 16  # patches of 8 pixels, downsampled once
-    type: Literal["volo"] = "volo"
+    size_multiple = 16  # patches of 8 pixels, downsampled once
+    type: str = "volo"
     stem_hidden_dim: Count = option(128, "channels of the convolutions of the patch embedding")
     trans: VOLOTrans = VOLOTrans()
 
-    family: ClassVar = Family(
+    family = Family(
         arguments=arguments(
             "img_size stem_hidden_dim trans.layers trans.num_heads trans.embed_dims trans.downsamples",
             "trans.outlook_attention trans.qkv_bias",
@@ -248,12 +248,12 @@ class VOLO(Model):
 class ConvNeXt(Model):
     """ConvNeXt (Liu et al., 2022)."""
 
-    type: Literal["convnext"] = "convnext"
+    type: str = "convnext"
     patch_size: Count = option(4, "height and width of a patch, pixels")
     depths: Counts = per_stage((3, 3, 9, 3), "blocks of each of the 4 stages")
     dims: Counts = per_stage((96, 192, 384, 768), "channels of each stage")
 
-    family: ClassVar = Family(
+    family = Family(
         timm="convnext_tiny",
         arguments=arguments("depths dims patch_size"),
         defaults=family_defaults(
@@ -265,7 +265,7 @@ class ConvNeXt(Model):
 class PoolFormer(Model):
     """PoolFormer (Yu et al., 2022): average pooling in place of attention."""
 
-    type: Literal["poolformer"] = "poolformer"
+    type: str = "poolformer"
     layers: Counts = per_stage((2, 2, 6, 2), "blocks of each stage")
     embed_dims: Counts = per_stage((64, 128, 320, 512), "channels of each stage")
     layer_scale_init_value: Positive = option(1e-5, "initial value of the layer scale")
@@ -275,7 +275,7 @@ class PoolFormer(Model):
             if one == other:
                 yield "EMBED_DIMS has two equal values in a row: timm then does not downsample; change one"
 
-    family: ClassVar = Family(
+    family = Family(
         arguments=arguments(depths="layers", dims="embed_dims", layer_scale_init_values="layer_scale_init_value"),
         defaults=family_defaults(train={"BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 1024}),
         renames=[
@@ -306,7 +306,7 @@ _HALONET_TRAINING = {
 class HaloNet(Model):
     """HaloNet (Vaswani et al., 2021): attention in blocks with a halo, in place of convolutions of a ResNet."""
 
-    type: Literal["halo"] = "halo"
+    type: str = "halo"
     act: Literal["relu", "silu"] | None = option(None, "activation function; must be given")
     stage1_block: Blocks = ("bottle",) * 3
     stage2_block: Blocks = ("bottle", "bottle", "bottle", "attn")
@@ -354,7 +354,7 @@ class HaloNet(Model):
             stride = strides[1]
         return multiple
 
-    family: ClassVar = Family(
+    family = Family(
         arguments=arguments(
             "stages widths block_size halo_size", strides="stride", num_heads="num_head", activation="act"
         ),
@@ -390,7 +390,7 @@ def _mobileone_block(match: re.Match[str]) -> str:
 class MobileOne(Model):
     """MobileOne (Vasu et al., 2022), with the parallel branches of training."""
 
-    type: Literal["mobileone"] = "mobileone"
+    type: str = "mobileone"
     num_blocks: Counts = per_stage((1, 2, 8, 10, 1), "blocks of each of the 5 stages; 1 in the first")
     channels: Counts = per_stage((64, 64, 128, 256, 512), "channels of each stage, before EXPANSIONS")
     strides: Counts = per_stage((2, 2, 2, 2, 2), "stride of each stage: 1 or 2; 2 in the first")
@@ -411,7 +411,7 @@ class MobileOne(Model):
         pairs = zip(self.channels, self.expansions, strict=True)
         return tuple(int(channels * expansion) for channels, expansion in pairs)
 
-    family: ClassVar = Family(
+    family = Family(
         arguments=arguments("widths strides num_branches use_se", depths="num_blocks"),
         defaults=family_defaults(train=MOBILE_TRAINING),
         renames=[
@@ -435,15 +435,15 @@ _CONVOLUTIONS = {"1": "conv_kxk", "2": "conv_1x1", "3": "conv_proj", "4": "conv_
 class MobileViT(Model):
     """MobileViT (Mehta and Rastegari, 2021)."""
 
-    size_multiple: ClassVar[int | str] = 64
-    type: Literal["mobilevit"] = "mobilevit"
+    size_multiple = 64
+    type: str = "mobilevit"
     dims: _MultiplesOf8 = per_stage(
         (16, 32, 48, 48, 48, 64, 80, 96, 384),
         "channels of the stem, of the 7 inverted residuals, and of the last convolution; multiples of 8",
     )
     hidden_dims: _MultiplesOf8 = per_stage((96, 120, 144), "channels of the 3 transformers; multiples of 8")
 
-    family: ClassVar = Family(
+    family = Family(
         arguments=arguments("dims", transformer_dims="hidden_dims"),
         defaults=family_defaults(data={"CROP_PCT": 0.9}, train=MOBILE_TRAINING),
         renames=[

@@ -117,7 +117,7 @@ REFUSED = {  # ending, content or what writes it, words of the line
     "a larger shape": ("pth", old_torch, DAMAGED),  # torch allocates it, with uninitialized memory
     "a larger shape, npz": ("npz", altered("npz", b"(12,), }" + b" " * 9, b"(99999999999,), }"), DAMAGED),
     "a larger shape, pdparams": ("pdparams", one_array, DAMAGED),
-    "PaddlePaddle's other model": ("pdparams", paddle_state() | {"features.0": np.ones(1, "f4")}, "features.0, which vit "),
+    "PaddlePaddle's other model": ("pdparams", paddle_state() | {"features.0": np.ones(1, "f4")}, "features.0, which"),
     "no numbers": ("pdparams", paddle_state() | {NORM: np.array([None])}, "missing tensors: norm.bias"),
     "no dict": ("pdparams", np.ones(3), NO_TENSORS),
     "one array under many names": ("pdparams", dict.fromkeys(map(str, range(2000)), np.ones(10**5, "f4")), DAMAGED),
