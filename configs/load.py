@@ -248,7 +248,7 @@ def _add_files(table: OptionTable, flags: argparse.Namespace, evaluates: bool) -
     file = flags.cfg or _find_run_options(run or weights)
     if file:
         values = add_recipe(table, Path(file))
-        if _is_of_run(Path(file)):
+        if Path(file).name == RUN_OPTIONS and Path(file).with_name(STATUS).exists():
             keep_old_meanings(table, values)
             _forget_choices_of_run(table, Path(file), continues=bool(evaluates or flags.resume))
     elif run:  # whose options file is missing
@@ -259,10 +259,6 @@ def _add_files(table: OptionTable, flags: argparse.Namespace, evaluates: bool) -
         table.add(weight_options(weights), f"{weights}: metadata")
     if evaluates and not flags.cfg:
         table.remove("MODEL.WEIGHTS_ENTRY")  # of the initial weights of that run
-
-
-def _is_of_run(file: Path) -> bool:
-    return file.name == RUN_OPTIONS and file.with_name(STATUS).exists()
 
 
 def _forget_choices_of_run(table: OptionTable, file: Path, continues: bool) -> None:

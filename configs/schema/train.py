@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from configs.parts import LOSSES, OPTIMIZERS
 from configs.schema.section import (
@@ -13,10 +13,10 @@ from configs.schema.section import (
     Count,
     Floats,
     OptionalPath,
-    Pair,
     Positive,
     Probability,
     Section,
+    Shares,
     option,
 )
 
@@ -80,7 +80,9 @@ class Augmentation(Section):
     mixup_mode: Literal["batch"] = option("batch", "one draw for all images of a batch")
     mixup_off_epoch: int = option(0, "no mixup and CutMix from this epoch, counted from 0; 0: never", ge=0)
     cutmix_alpha: float = option(0.0, "CutMix: Beta parameter; 0: off", ge=0)
-    cutmix_minmax: Pair | None = option(None, "CutMix: range of side / image size, instead of CUTMIX_ALPHA; null: off")
+    cutmix_minmax: Shares | None = option(
+        None, "CutMix: range of side / image size, instead of CUTMIX_ALPHA; null: off"
+    )
     random_erase_prob: Probability = option(0.0, "probability of random erasing per training image")
     random_erase_mode: Literal["const", "rand", "pixel"] = option(
         "pixel", "erased pixels become the mean color, one random color per rectangle, or noise"
@@ -91,13 +93,6 @@ class Augmentation(Section):
         "true: erase parts of the mixed images, as timm's default loader; false: erase, then mix, as DeiT, PaddleViT "
         "and timm's --no-prefetcher",
     )
-
-    @field_validator("cutmix_minmax")
-    @classmethod
-    def _check_minmax(cls, minmax: tuple[float, float] | None) -> tuple[float, float] | None:
-        if minmax is not None and not 0 <= minmax[0] < minmax[1] <= 1:
-            raise ValueError("the values must ascend, within 0..1")
-        return minmax
 
 
 class Distillation(Section):

@@ -83,15 +83,12 @@ def build_program(
     options = [f"REPORT_FREQ={interval}", "VALIDATE_FREQ=1000000", "SAVE_FREQ=1000000", "SAVE_FREQ_MINUTES=null"]
     data = ["-dataset=folder", f"-data_path={folder / 'data'}"]
     if name == "ready":
-        data = ready_flags()
+        data = ["-dataset=fake"]
+        if not visible_gpus():  # a worker would take a core from the model
+            data.append("-num_workers=0")
         options += READY_OPTIONS
     words = [*argv, *data, f"-output={folder / name}", "-opts", *options]
     return Program([sys.executable, str(ENTRY), *words], OURS)
-
-
-def ready_flags() -> list[str]:
-    """Random images in memory. On a CPU a worker would take a core from the model."""
-    return ["-dataset=fake", *([] if visible_gpus() else ["-num_workers=0"])]
 
 
 def parse_names(flag: str, text: str, known: Iterable[str]) -> list[str]:

@@ -85,17 +85,12 @@ class Reference:
         Raises UserError: a logit differs by more than `limit`.
         """
         logits = torch.cat([forward(self.images[:1]), forward(self.images[1:])])
-        found = _largest_difference(logits, self.logits)
+        found = (logits - self.logits).abs().nan_to_num(nan=float("inf")).max().item()
         if not found <= self.limit:
             raise UserError(
                 f"{subject}: the logits differ by {found:.2g}, more than {self.limit:.2g}; nothing was written: {fix}"
             )
         return found
-
-
-def _largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Infinite if a value is NaN."""
-    return (one - other).abs().nan_to_num(nan=float("inf")).max().item()
 
 
 @torch.inference_mode()
