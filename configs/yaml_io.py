@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from utils.errors import UserError, did_you_mean, error_from
+from utils.errors import UserError, did_you_mean, error_from, first_line
 from utils.files import expand_home, open_regular_file
 
 MAX_BYTES = 1 << 16  # 20 times the longest recipe; PyYAML needs half a second for it
@@ -108,7 +108,7 @@ def read_recipe(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[st
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: an invalid escape or %YAML version
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else path
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        problem = getattr(error, "problem", None) or first_line(error)
         raise UserError(f"{place}: {problem}") from None
 
 

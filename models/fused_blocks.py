@@ -27,18 +27,18 @@ from models.vit import SampleDropBlock
 from utils.torch_compat import hooks_of
 
 
-def _factors(path: nn.Module, batch: int, device: torch.device) -> torch.Tensor | None:
-    """The factors (B,) of a drop-path; None without one."""
+def _factors(path: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+    """The factors (B,) of a drop-path of x (B, T, N); None without one."""
     if not isinstance(path, DropPath) or not path.training or not path.drop_prob:
         return None
     kept = 1 - path.drop_prob
-    factors = torch.empty(batch, device=device).bernoulli_(kept)
+    factors = torch.empty(len(x), device=x.device).bernoulli_(kept)
     return factors.div_(kept) if kept and path.scale_by_keep else factors
 
 
 def run_fused(blocks: Any, x: torch.Tensor, half: torch.dtype) -> torch.Tensor:
     """Blocks: x (B, T, N) of the stream -> (B, T, N). half: dtype of the products and of attention."""
-    batch, tokens, width = x.shape
+    _, tokens, width = x.shape
     stream = x.reshape(-1, width).contiguous()  # the memory of one image may have another order, which `reshape` keeps
     added: tuple[Any, ...] = (None, None, mask_of(None), None)
     with torch.autocast(x.device.type, enabled=False):
@@ -50,7 +50,7 @@ def run_fused(blocks: Any, x: torch.Tensor, half: torch.dtype) -> torch.Tensor:
             o = F.scaled_dot_product_attention(q, k, v, dropout_p=attn.attn_drop.p * attn.training)
             o = o.transpose(1, 2).reshape(len(y), -1)
             branch = Linear.apply(o, attn.proj.weight, attn.proj.bias, False)
-            factors = _factors(block.drop_path1, batch, x.device)
+            factors = _factors(block.drop_path1, x)
             added = branch, attn.proj.bias, mask_of(attn.proj_drop), factors
             norm = block.norm2
             stream, y = AddNorm.apply(stream, *added, norm.weight, norm.bias, norm.eps, half, tokens)
@@ -58,7 +58,7 @@ def run_fused(blocks: Any, x: torch.Tensor, half: torch.dtype) -> torch.Tensor:
             hidden = Activate.apply(h, mlp.fc1.bias, mask_of(mlp.drop1))
             is_last = number == len(blocks)
             branch = Linear.apply(hidden, mlp.fc2.weight, mlp.fc2.bias, is_last)
-            factors = _factors(block.drop_path2, batch, x.device)
+            factors = _factors(block.drop_path2, x)
             if not is_last:
                 added = branch, mlp.fc2.bias, mask_of(mlp.drop2), factors
         branch = mlp.drop2(branch.view(x.shape))

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import SelectiveCheckpointContext, checkpoint, create_selective_checkpoint_contexts
 
 from models.blocks import Casting, add_mixin, blocks_of, inside_stages
-from utils.errors import UserError
+from utils.errors import UserError, first_line
 from utils.torch_compat import BatchNorm, is_attention_without_dropout, tree_leaves
 
 _aten = torch.ops.aten
@@ -124,8 +124,8 @@ def store_products(model: nn.Module, meta_model: nn.Module, image_shape: tuple[i
         outputs = tree_leaves(meta_model(torch.empty(_TRIAL_BATCH, *image_shape, device="meta")))
         sum(output.sum() for output in outputs).backward()
     except Exception as error:  # of many types, by family
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"MODEL.GRAD_CHECKPOINTING cheap: not for {name} ({reason}); set it to true") from error
+        problem = f"not for {name} ({first_line(error)})"
+        raise UserError(f"MODEL.GRAD_CHECKPOINTING cheap: {problem}; set it to true") from error
     if not any(observer.weights for observer in observers):
         raise UserError(f"MODEL.GRAD_CHECKPOINTING cheap: {name} calls no blocks; set it to false")
     for block, observer in zip(_innermost_blocks(model), observers, strict=True):

@@ -177,12 +177,12 @@ def errors_of_building(model: str, data: Data) -> Iterator[None]:
         for rate, key in _RATES.items():
             if f"'{rate}'" in str(error):
                 raise UserError(f"{model} does not accept an option that is set: {key}; set it to 0") from None
-        raise UserError(f"{model} does not accept an option that is set: {_first_line(error)}; remove it") from None
+        raise UserError(f"{model} does not accept an option that is set: {first_line(error)}; remove it") from None
     except Exception as error:  # of many types, by family
         if find_shortage(error):  # the entry script names what to reduce
             raise
         raise UserError(
-            f"{model} cannot be built with its MODEL keys and DATA.IMAGE_SIZE {data.image_size}: {_first_line(error)}"
+            f"{model} cannot be built with its MODEL keys and DATA.IMAGE_SIZE {data.image_size}: {first_line(error)}"
         ) from error
 
 
@@ -198,7 +198,7 @@ def check_image_size(model: nn.Module, name: str, data: Data) -> None:
             model.eval()(image)
     except Exception as error:  # of many types, by family
         given = f"its MODEL keys, DATA.IMAGE_SIZE {data.image_size} and IMAGE_CHANNELS {data.image_channels}"
-        problem = f"{name} with {given}: a forward pass fails ({_first_line(error)})"
+        problem = f"{name} with {given}: a forward pass fails ({first_line(error)})"
         raise UserError(f"{problem}; change one of them") from error
     finally:
         model.train()
@@ -225,7 +225,3 @@ def linear_head(model: nn.Module) -> nn.Linear | None:
     # As in EfficientViT and SHViT, whose `pre_logits` are the inputs of the norm
     has_norm = holder is not model and any(isinstance(one, BatchNorm) for one in holder.children())
     return None if has_norm else head
-
-
-def _first_line(error: Exception) -> str:
-    return first_line(error).removesuffix(":")

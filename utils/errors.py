@@ -94,8 +94,8 @@ def to_single_line(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of the text of an error, or its type without a text."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """The first line of the text of an error, without a colon at its end, or its type without a text."""
+    return next(iter(str(error).splitlines()), type(error).__name__).removesuffix(":")
 
 
 def shortened(text: str, max_chars: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from utils.errors import Unavailable, UserError
+from utils.errors import Unavailable, UserError, first_line
 from utils.files import expand_home, read_json
 from utils.threads import DaemonPool
 
@@ -134,7 +134,7 @@ def explained(url: str, fix: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # of many types: of the libraries for HTTP, too
-        reason = f"no answer in {ANSWER_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error).split("\n")[0]
+        reason = f"no answer in {ANSWER_SECONDS:g} s" if isinstance(error, TimeoutError) else first_line(error)
         raise Unavailable(f"{url}: cannot be downloaded ({reason}); {fix}") from error
 
 
