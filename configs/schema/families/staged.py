@@ -130,12 +130,11 @@ class PiT(Model):
 
 
 def _levit_renames(model: "LeViT") -> Sequence[Rename]:
-    modules = [f"stages.0.blocks.{block}.{{}}" for block in range(model.depth[0])]
-    for stage, depth in enumerate(model.depth[1:], start=1):
-        modules += [
-            f"stages.{stage}.downsample.{{}}",
-            *(f"stages.{stage}.blocks.{block}.{{}}" for block in range(depth)),
-        ]
+    modules = list[str]()
+    for stage, depth in enumerate(model.depth):
+        if stage:
+            modules.append(f"stages.{stage}.downsample.{{}}")
+        modules += [f"stages.{stage}.blocks.{block}.{{}}" for block in range(depth)]
 
     def block(match: re.Match[str]) -> str:
         """PaddleViT numbers all blocks and downsamplings together."""
