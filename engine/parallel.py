@@ -60,7 +60,7 @@ class Strategy:
 
     is_sharded = False
 
-    def shard(self, model: nn.Module, average: nn.Module | None = None, dtype_of: DtypeOf = lambda module: None) -> str:
+    def shard(self, model: nn.Module, average: nn.Module | None, dtype_of: DtypeOf) -> str:
         """Shards the fp32 `model` and the `average` of its weights in place, before the optimizer is built.
 
         Called if `is_sharded`. Returns a description for the log.

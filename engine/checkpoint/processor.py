@@ -29,9 +29,9 @@ _MAX_DIFFERENCE = 0.02  # of normalized pixels, in the mean; a crop may be one p
 _FILTERS = {0: "nearest", 1: "bicubic", 2: "bilinear", 3: "bicubic"}  # by Pillow's numbers; Lanczos is 1e-3 beside
 _SIZES = ("do_resize", "size", "crop_size")
 _FOLDED = {  # keys whose effect the answers show, or that change no pixel
-    *(*_SIZES, "resample", "crop_pct", "image_mean", "image_std", "rescale_factor", "rescale_offset", "include_top"),
-    *("do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb", "image_processor_type", FLIPS),
-}
+    *_SIZES, "resample", "crop_pct", "image_mean", "image_std", "rescale_factor", "rescale_offset", "include_top",
+    "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb", "image_processor_type", FLIPS,
+}  # fmt: skip
 
 
 def published_in(folder: Path) -> dict[str, Any]:

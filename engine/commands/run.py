@@ -21,8 +21,14 @@ from utils.errors import Unavailable, UserError, error_from
 from utils.signals import kill_children
 
 # By command: the module here, imported when the command runs, and its function.
-_MODULES = {name: ("train", name) for name in ("train", "profile", "dry_run")} | {"probe": ("train", "train")}
-_MODULES |= {"eval": ("evaluate", "evaluate"), "predict": ("evaluate", "predict")}
+_MODULES = {
+    "train": ("train", "train"),
+    "probe": ("train", "train"),
+    "profile": ("train", "profile"),
+    "dry_run": ("train", "dry_run"),
+    "eval": ("evaluate", "evaluate"),
+    "predict": ("evaluate", "predict"),
+}
 
 
 def run(command: Command, context: ProcessContext) -> int:

@@ -73,9 +73,10 @@ _OTHER_NAMES = {
     "cat": ("concat",),
 }  # fmt: skip
 _PADDLE_OPS = {"conv2d_transpose": "conv_transpose2d", "depthwise_conv2d": "conv2d", "cos_sim": "cosine_similarity"}
-_PADDLE_LOSSES = {"cross_entropy", "cross_entropy2", "nll_loss", "sigmoid_cross_entropy_with_logits"} | {
-    f"{prefix}softmax_with_cross_entropy" for prefix in ("", "c_")
-}
+_PADDLE_LOSSES = {
+    "cross_entropy", "cross_entropy2", "nll_loss", "sigmoid_cross_entropy_with_logits", "softmax_with_cross_entropy",
+    "c_softmax_with_cross_entropy",
+}  # fmt: skip
 Function = Callable[..., Any]
 _BLACK, _WHITE = "AMP.CUSTOM_BLACK_LIST", "AMP.CUSTOM_WHITE_LIST"
 

@@ -248,8 +248,7 @@ def describe_model(model: nn.Module, data: Data, dtype: torch.dtype, tf32: bool,
     if context.device.type == "cuda":
         peak = peak_flops_per_second(torch.cuda.get_device_name(context.device), dtype, tf32)
     parameters, trainable = count_parameters(model)
-    peak = peak and peak * context.world_size
-    return Model(parameters, flops, peak, trainable)
+    return Model(parameters, flops, peak and peak * context.world_size, trainable)
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
