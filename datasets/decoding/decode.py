@@ -91,21 +91,20 @@ _decode_jpeg = _find_jpeg_decoder()
 
 
 class LazyImage:
-    """An opened image; a subclass may decode its pixels on first use. `warning`: of its decoder so far."""
+    """An opened image; a subclass may decode its pixels on first use.
+
+    size: height and width in pixels. warning: of its decoder so far.
+    """
 
     def __init__(self, pixels: torch.Tensor, warning: str = "") -> None:
         self._pixels, self.warning = pixels, warning
+        _, height, width = pixels.shape
+        self.size = height, width
 
     @property
     def pixels(self) -> torch.Tensor:
         """torch.uint8 (C, H, W), read-only."""
         return self._pixels
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width in pixels."""
-        _, height, width = self.pixels.shape
-        return height, width
 
     def crop(self, box: Box) -> torch.Tensor:
         """The pixels of a box inside the image, torch.uint8 (C, height, width)."""
@@ -120,12 +119,8 @@ class PlainJpeg(LazyImage):
     """
 
     def __init__(self, data: bytes, channels: int, size: tuple[int, int], name: Callable[[], str]) -> None:
-        self.data, self.channels, self._size, self.name = data, channels, size, name
+        self.data, self.channels, self.size, self.name = data, channels, size, name
         self.warning = ""
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return self._size
 
     @functools.cached_property
     def pixels(self) -> torch.Tensor:

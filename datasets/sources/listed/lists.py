@@ -52,7 +52,7 @@ class Tables(Source):
     """
 
     def read(self, split: str) -> ImageFiles:
-        parts = self._parts
+        parts = self.splits
         of_train = parts.get("train", parts.get("all", parts[split]))
         listing = read_table(parts[split], of_train, self.wanted, self._rows)
         if self.reads_train and split in ("train", "all"):
@@ -85,7 +85,7 @@ class Tables(Source):
         return {split: open_for(file, data) for split, file in found.items()}
 
     @cached_property
-    def _parts(self) -> dict[str, Part]:
+    def splits(self) -> dict[str, Part]:
         """The table of each split, and the split of its rows to read; 'all' is one table without splits."""
         tables = self.find()
         parts: dict[str, Part] = {split: (table, None) for split, table in tables.items()}
@@ -97,10 +97,6 @@ class Tables(Source):
             del parts[whole]
         return parts | {split: (tables[whole], split) for split in splits}
 
-    @property
-    def splits(self) -> Collection[str]:
-        return self._parts
-
     @cached_property
     def _rows(self) -> Callable[[Part], Rows]:
         """The rows of a part, which are read once."""
@@ -109,7 +105,7 @@ class Tables(Source):
     def find_test(self) -> tuple[bool, str | None]:
         part = None
         with suppress(UserError):  # an unreadable table is reported when it is read
-            part = self._parts.get("test")
+            part = self.splits.get("test")
         if not part:
             return False, None
         table = part[0]

@@ -8,7 +8,7 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import cached_property, partial
 from inspect import signature
 from pathlib import Path
@@ -35,24 +35,20 @@ class TorchvisionSet(Source):
     """
 
     @cached_property
-    def _official(self) -> Mapping[str, Mapping[str, str | bool]]:
-        """The argument of the class for each official split."""
-        splits = properties_of(self.data.dataset).splits
+    def splits(self) -> Mapping[str, Mapping[str, str | bool]]:
+        """The argument of the class for each official split; none for all images of a class without splits."""
+        splits = properties_of(self.data.dataset).splits or {"all": {}}
         version = str((self.data.kwargs or {}).get("version", ""))
         if not version:
             return splits
         others = splits if "2021_train" in version else {}
         return {**others, "train": {"version": version}}
 
-    @property
-    def splits(self) -> Collection[str]:
-        return self._official or ("all",)
-
     def read(self, split: str) -> Samples:
         """All images of an official split. Raises UserError: it is missing or damaged, or cannot be downloaded."""
         name = str(properties_of(self.data.dataset).torchvision)
         kind = getattr(torchvision.datasets, name)
-        open_set = partial(kind, **{**(self.data.kwargs or {}), **self._official.get(split, {})})
+        open_set = partial(kind, **{**(self.data.kwargs or {}), **self.splits[split]})
         is_inner = self.root.name == getattr(kind, "base_folder", "") or spelling(self.root.name) == spelling(name)
         can_download = name != "StanfordCars"
         tries = [partial(_samples, open_set, root) for root in (self.root, self.root.parent)[: 1 + is_inner]]
