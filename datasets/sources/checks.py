@@ -108,8 +108,7 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None, is_weigh
 
     A class without validation or test images is not evaluated. is_weighted: whether rare classes count more already.
     """
-    splits = [train, val, *filter(None, [test])]
-    names = max((samples.class_names for samples in splits), key=len)  # of lists: the labels
+    names = max((samples.class_names for samples in (train, val, test or val)), key=len)  # of lists: the labels
     counts = train.class_counts(len(names))
     order = [label for label in np.argsort(counts, kind="stable").tolist() if counts[label]]
     notes = _notes_on_training(train, names, counts)

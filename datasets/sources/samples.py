@@ -311,7 +311,7 @@ class ImageFiles(EncodedImages):
 
     def location(self, index: int) -> str:
         """A line of the list or, without a list, the image file."""
-        return f"{self.file}:{self.arrays['lines'][index]}" if self.file else str(self.root / self.paths[index])
+        return f"{self.file}:{self.arrays['lines'][index]}" if self.file else self.name(index)
 
     def checksums(self) -> np.ndarray:
         """Of the relative paths in NFC, combined with the sizes of a few files; the order does not matter."""
