@@ -22,7 +22,7 @@ from datasets.reading import unlabelled
 from datasets.shards.index import Shard, encode_index, join, read_index, to_index
 from datasets.shards.records import Record, read_records
 from datasets.sources.groups import package_groups
-from datasets.sources.listed.lists import Lists, Tables, read_table, rows_reader
+from datasets.sources.listed.lists import Lists, Part, Tables, read_table
 from datasets.sources.listed.parquet import Parquet
 from datasets.sources.shared_arrays import strings_in
 from datasets.sources.source import Wanted
@@ -125,8 +125,8 @@ def read_list_file(data: bytes, folder: Path) -> None:
     if file.suffix == ".txt":
         Lists(Wanted(Data(DATA_PATH=str(folder)))).read("train")
     else:
-        whole = open_table(file), None
-        read_table(whole, whole, Wanted(Data()), rows_reader(Data()))
+        whole = Part(open_table(file), Data())
+        read_table(whole, whole, Wanted(Data()))
 
 
 _CAMTRAP = b"\n=\n"  # between media and observations

@@ -7,7 +7,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, cached_property
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
@@ -41,7 +42,19 @@ _NO_LABEL = "has no label; fill it in, or read the others with -dataset=csv -opt
 _CUT = "has fewer fields than the header, and the file ends in it: is it cut off? Write the rest, or end the line"
 _NO_NUMBER = "does not end with a class number; write a path, a space and a number from 0"
 _MANY = 10  # images, which are hardly all of class 0
-Part = tuple[Table, str | None]
+
+
+@dataclass(eq=False)
+class Part:
+    """The rows of a split in a table, all without a split, which are read once."""
+
+    table: Table
+    data: Data
+    split: str | None = None
+
+    @cached_property
+    def rows(self) -> Rows:
+        return table_rows(self.table, self.data, self.split)
 
 
 class Tables(Source):
@@ -54,10 +67,10 @@ class Tables(Source):
     def read(self, split: str) -> ImageFiles:
         parts = self.splits
         of_train = parts.get("train", parts.get("all", parts[split]))
-        listing = read_table(parts[split], of_train, self.wanted, self._rows)
+        listing = read_table(parts[split], of_train, self.wanted)
         if self.reads_train and split in ("train", "all"):
-            listing.notes += suggest_groups(listing, self.data, parts[split][0], self.uncut is not None)
-        return self.images(listing, [table for table, _ in parts.values()])
+            listing.notes += suggest_groups(listing, self.data, parts[split].table, self.uncut is not None)
+        return self.images(listing, [part.table for part in parts.values()])
 
     def images(self, listing: ImageFiles, tables: Sequence[Table]) -> ImageFiles:
         """The images of a listing, from these tables."""
@@ -86,21 +99,16 @@ class Tables(Source):
 
     @cached_property
     def splits(self) -> dict[str, Part]:
-        """The table of each split, and the split of its rows to read; 'all' is one table without splits."""
+        """The rows of each split; 'all' is one table without splits."""
         tables = self.find()
-        parts: dict[str, Part] = {split: (table, None) for split, table in tables.items()}
+        parts = {split: Part(table, self.data) for split, table in tables.items()}
         whole = "all" if "all" in tables else "train"
         if "val" in tables or whole not in tables:
             return parts
         splits = {*find_layout(tables[whole], self.data).split_of.values()}
         if splits:
             del parts[whole]
-        return parts | {split: (tables[whole], split) for split in splits}
-
-    @cached_property
-    def _rows(self) -> Callable[[Part], Rows]:
-        """The rows of a part, which are read once."""
-        return rows_reader(self.data)
+        return parts | {split: Part(tables[whole], self.data, split) for split in splits}
 
     def find_test(self) -> tuple[bool, str | None]:
         part = None
@@ -108,9 +116,9 @@ class Tables(Source):
             part = self.splits.get("test")
         if not part:
             return False, None
-        table = part[0]
+        table = part.table
         try:
-            rows = self._rows(part)
+            rows = part.rows
         except UserError:
             return without_labels(table.file, "has no column of labels")
         labels = {" ".join(known_labels(target)) for target in rows.target_ids} - {""}
@@ -163,15 +171,8 @@ def table_file(root: Path, split: str) -> Path:
     return root / f"{split}.csv"
 
 
-def rows_reader(data: Data) -> Callable[[Part], Rows]:
-    """A function that reads the rows of a part once, see `table_rows`."""
-    return cache(lambda part: table_rows(part[0], data, part[1]))
-
-
-def read_table(part: Part, train_part: Part, wanted: Wanted, rows_of: Callable[[Part], Rows]) -> ImageFiles:
+def read_table(part: Part, train_part: Part, wanted: Wanted) -> ImageFiles:
     """Reads a table with a column of paths and one of targets: whole numbers or names; or a column for each class.
-
-    part: the table, and the split of the rows to read; None: all rows. rows_of: see `rows_reader`.
 
     Target names are sorted, and their positions are the labels. The names in `train_part` count for both splits; it may
     be the same as `part`.
@@ -182,17 +183,17 @@ def read_table(part: Part, train_part: Part, wanted: Wanted, rows_of: Callable[[
     Findings: a missing path or label, a label that is no whole number below 10^6, a name that `train_part` lacks.
     Raises UserError: a file cannot be read or lacks a column; several labels per image without DATA.MULTI_LABEL.
     """
-    table = part[0]
+    table = part.table
     data = wanted.data
     kind = table.label_kind
     if kind == "number" and data.labels:
         kind = "any"
-    rows = rows_of(part)
+    rows = part.rows
     if rows.unread:
         raise UserError(rows.unread)
     train_rows = rows
     if kind != "number":
-        train_rows = rows_of(train_part)
+        train_rows = train_part.rows
     if kind == "any" and not data.multi_label:
         refuse_several_labels(train_rows, data)
     labels_in = _reader_of_labels(train_rows, rows, data.multi_label)
