@@ -20,6 +20,7 @@ from torch.utils.data import get_worker_info
 from datasets.decoding.images import BadImage
 from utils.torch_compat import shared_zeros
 
+Drawn = tuple[torch.Tensor, ...]  # the random parameters of a device operation for a batch
 PADDING = -1  # the target, and the sample index, of a position in a batch without a sample
 
 
@@ -41,7 +42,7 @@ class Batch(NamedTuple):
     images: torch.Tensor
     targets: torch.Tensor
     samples: int
-    drawn: Mapping[str, tuple[torch.Tensor, ...]] = MappingProxyType({})
+    drawn: Mapping[str, Drawn] = MappingProxyType({})
     bad: tuple[BadImage, ...] = ()
     warnings: tuple[tuple[str, str], ...] = ()
     epoch: int = 0

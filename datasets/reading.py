@@ -1,12 +1,10 @@
 """Reads the samples of a data set with all checks, and the images of a prediction: one image, a folder, or a list."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from configs.schema import Data
 from configs.schema.data import properties_of
@@ -23,7 +21,7 @@ from datasets.sources.numbering import check_names, name_numbers, number, rename
 from datasets.sources.rows import Rows, cut, read_rows
 from datasets.sources.samples import ImageFiles, Samples, listing_arrays
 from datasets.sources.share import take_share
-from datasets.sources.shared_arrays import StringPacker, share_arrays, to_nfc
+from datasets.sources.shared_arrays import Arrays, StringPacker, share_arrays, to_nfc
 from datasets.sources.source import Source, Wanted, source_class
 from datasets.sources.tables.files import TABLE_SUFFIXES
 from datasets.sources.tables.rows import read_unlabelled_list
@@ -95,7 +93,7 @@ def read_unlabelled(path: str, data: Data, context: ProcessContext, trained_root
     return _on_all_ranks(read, context)
 
 
-_shared = list[Mapping[str, np.ndarray]]()  # until this process exits: workers of other ranks open the files, too
+_shared = list[Arrays]()  # until this process exits: workers of other ranks open the files, too
 
 
 def _on_all_ranks(read: Callable[[], Rows], context: ProcessContext) -> Rows:

@@ -34,6 +34,7 @@ from utils.system import package_folder
 
 GreyRange = tuple[float, float]  # the values of 16 bits that become 0 and 255
 Box = tuple[int, int, int, int]  # top, left, height, width in pixels
+Name = Callable[[], str]  # makes the name of an image, for an error
 DeepValues = tuple[np.ndarray, int]  # of 16 bits per channel, (H, W) or (H, W, 3); and the one that becomes 255
 
 MODES = {1: "L", 3: "RGB"}  # Pillow's, by the number of channels
@@ -118,7 +119,7 @@ class PlainJpeg(LazyImage):
     `pixels` and `crop` raise BadImage if the file is truncated or damaged.
     """
 
-    def __init__(self, data: bytes, channels: int, size: tuple[int, int], name: Callable[[], str]) -> None:
+    def __init__(self, data: bytes, channels: int, size: tuple[int, int], name: Name) -> None:
         self.data, self.channels, self.size, self.name = data, channels, size, name
         self.warning = ""
 
@@ -137,7 +138,7 @@ class PlainJpeg(LazyImage):
             return _decode_with_pillow(self.data, open_with_pillow(self.data, self.name), MODES[self.channels])
 
 
-def open_image(data: bytes, channels: int, name: Callable[[], str], decoding: Decoding = Decoding()) -> LazyImage:
+def open_image(data: bytes, channels: int, name: Name, decoding: Decoding = Decoding()) -> LazyImage:
     """Reads an image's header; its pixels, rotated as its EXIF data say, may be decoded later.
 
     data: the content of a JPEG, PNG, WebP, BMP, GIF, TIFF, PPM, AVIF or, with pillow-heif, HEIC file, recognized by its
@@ -200,7 +201,7 @@ def read_deep_values(data: bytes, name: str, max_pixels: int) -> DeepValues | No
 
 
 @contextlib.contextmanager
-def _opened(data: bytes, name: Callable[[], str], max_pixels: int) -> Iterator[tuple[ImageFile, list[str]]]:
+def _opened(data: bytes, name: Name, max_pixels: int) -> Iterator[tuple[ImageFile, list[str]]]:
     """The image, opened by Pillow and not too large; and the lines of libraries in the block, at its end."""
     with errors_as_bad_image(name), captured_stderr() as messages:
         image = open_with_pillow(data, name)
@@ -208,7 +209,7 @@ def _opened(data: bytes, name: Callable[[], str], max_pixels: int) -> Iterator[t
         yield image, messages
 
 
-def open_with_pillow(data: bytes, name: Callable[[], str]) -> ImageFile:
+def open_with_pillow(data: bytes, name: Name) -> ImageFile:
     """Reads the header of an image; raises BadImage if its decoder is not installed, and Pillow's errors."""
     kind = kind_of(data[:HEAD_BYTES])
     if kind and (fix := missing_decoder(kind)):
@@ -225,7 +226,7 @@ def open_with_pillow(data: bytes, name: Callable[[], str]) -> ImageFile:
 
 
 @contextlib.contextmanager
-def errors_as_bad_image(name: Callable[[], str]) -> Iterator[None]:
+def errors_as_bad_image(name: Name) -> Iterator[None]:
     """Converts a decoder's exceptions into a BadImage, or a MemoryError, that names the image."""
     try:
         yield
@@ -241,7 +242,7 @@ def errors_as_bad_image(name: Callable[[], str]) -> Iterator[None]:
         raise BadImage(name(), f"cannot be decoded ({reason})", _FIX) from error
 
 
-def _check_cost(image: Image.Image, data: bytes, name: Callable[[], str], max_pixels: int) -> None:
+def _check_cost(image: Image.Image, data: bytes, name: Name, max_pixels: int) -> None:
     """Refuses images that would take long to decode, also if the file is small."""
     width, height = image.size
     if max(width, height) > _MAX_ASPECT * min(width, height):

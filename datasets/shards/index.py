@@ -6,7 +6,7 @@
 import io
 import json
 import zipfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import NoneType
@@ -16,7 +16,7 @@ import numpy as np
 
 from datasets.shards.records import Label, Record, is_class_name
 from datasets.sources.samples import MAX_FILE_BYTES
-from datasets.sources.shared_arrays import select_rows, strings_in, to_arrays, to_nfc
+from datasets.sources.shared_arrays import Arrays, select_rows, strings_in, to_arrays, to_nfc
 from datasets.sources.tables.files import LABEL_DIGITS
 from utils.errors import UserError
 
@@ -71,7 +71,7 @@ class Index:
 
     shards: list[Shard]
     class_names: list[str]
-    arrays: Mapping[str, np.ndarray]
+    arrays: Arrays
     label_key: str = ""
     group_key: str = ""
 

@@ -29,7 +29,7 @@ from datasets.decoding.decode import LazyImage, open_image
 from datasets.decoding.images import BadImage
 from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
 from datasets.shards.index import INDEX_NAME, Index, Shard
-from datasets.shards.store import RangesNotSupported, ShardStore, changed
+from datasets.shards.store import Range, RangesNotSupported, ShardStore, changed
 from datasets.sources.samples import EncodedImages, read_error
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, strings_in
 from utils.errors import Unavailable, UserError, error_from, to_single_line
@@ -41,7 +41,6 @@ _FIX = "restore the shard"
 _REQUESTS = 16  # of a worker at a time
 _MAX_OPEN_FILES = 256  # of a worker; many systems allow a process 1024
 
-Range = tuple[int, int]  # the first byte, the number of bytes
 _FREE_BYTES = 1 << 30  # stay free on the disk of the cache: checkpoints may be on it
 _COMPLETE, _PART = ".tar", ".part"
 _THREADS = 4

@@ -27,6 +27,7 @@ from utils.system import require
 from utils.threads import DaemonPool
 
 _T = TypeVar("_T")
+Range = tuple[int, int]  # the first byte, the number of bytes
 _HEAD_THREADS = 32
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 2.0
 _SILENT_SECONDS, _TELL_SECONDS = 3.0, 30.0
@@ -203,7 +204,7 @@ class RemoteFiles:
             meta = self.store.get(name, options={"range": (0, 1)}).meta  # one byte, and the size of the whole
         return Shard(name, meta["size"], meta["e_tag"])
 
-    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_ranges(self, name: str, ranges: Sequence[Range]) -> list[bytes]:
         """Reads the bytes of each (start, length) at the same time; fewer where the object or the answer ends."""
         starts, lengths = zip(*ranges, strict=True)
         parts = self.store.get_ranges(name, starts=starts, lengths=lengths, coalesce=_COALESCE_BYTES)
@@ -247,7 +248,7 @@ class ShardStore:
         with closing(DaemonPool(min(_HEAD_THREADS, len(names)))) as pool:  # after an error, no request begins
             return [answer.result() for answer in [pool.submit(self._retry, n, partial(head, n)) for n in names]]
 
-    def read_many(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_many(self, name: str, ranges: Sequence[Range]) -> list[bytes]:
         """Reads the bytes of each range (start, length) of a remote file; raises RangesNotSupported, too."""
         assert not isinstance(self.files, LocalFiles)
         wanted = [(start, max(1, length)) for start, length in ranges]  # servers refuse empty ranges

@@ -21,6 +21,7 @@ from datasets.loading.hashes import ImageHashes, new_hashes
 from datasets.loading.image_cache import ImageCache
 from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
 from datasets.sources.shared_arrays import (
+    Arrays,
     MappedArrays,
     PackedStrings,
     StringPacker,
@@ -84,7 +85,7 @@ class Samples:
 
     def __init__(self, class_names: list[str]) -> None:
         self.class_names = class_names
-        self.arrays: Mapping[str, np.ndarray] = {}
+        self.arrays: Arrays = {}
         self.findings: list[Finding] = []
         self.notes: list[Note] = []
 
@@ -277,7 +278,7 @@ class ImageFiles(EncodedImages):
 
     root: Path
     class_names: list[str]
-    arrays: Mapping[str, np.ndarray]
+    arrays: Arrays
     file: Path | None = None
     findings: list[Finding] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)

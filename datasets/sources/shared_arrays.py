@@ -21,6 +21,7 @@ from utils.files import TemporaryFolder
 from utils.notes import RUN_LOG
 
 _CHUNK = 4096  # strings that are decoded together
+Arrays = Mapping[str, np.ndarray]  # by name
 
 
 class MappedArrays(dict[str, np.ndarray]):
@@ -36,7 +37,7 @@ class MappedArrays(dict[str, np.ndarray]):
         return MappedArrays, (self.folder, list(self))
 
 
-def share_arrays(arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+def share_arrays(arrays: Arrays) -> Arrays:
     """Writes the arrays to a temporary folder and maps them; without room for it, each process gets a copy of them.
 
     The folder exists as long as the returned object, at most until this process exits.
@@ -135,7 +136,7 @@ class StringPacker:
         return np.frombuffer(self._crcs, np.uint32)
 
 
-def select_rows(arrays: Mapping[str, np.ndarray], indices: np.ndarray) -> dict[str, np.ndarray]:
+def select_rows(arrays: Arrays, indices: np.ndarray) -> dict[str, np.ndarray]:
     """The rows at `indices`, (M,), sorted and unique, of arrays of N rows and of packed strings."""
     selected = dict[str, np.ndarray]()
     for name, values in arrays.items():
@@ -146,7 +147,7 @@ def select_rows(arrays: Mapping[str, np.ndarray], indices: np.ndarray) -> dict[s
     return selected
 
 
-def strings_in(arrays: Mapping[str, np.ndarray], name: str) -> PackedStrings:
+def strings_in(arrays: Arrays, name: str) -> PackedStrings:
     """The strings that are stored as the arrays `name` and `name`_ends."""
     return PackedStrings(arrays[name], arrays[f"{name}_ends"])
 

@@ -24,7 +24,7 @@ from torch import nn
 from configs.parts import DEVICE_AUGMENTATIONS
 from configs.schema import Data, Train
 from configs.schema.train import in_first_plan
-from datasets.batch import Batch
+from datasets.batch import Batch, Drawn
 from datasets.decoding.decode import Box
 from datasets.sources.samples import UNKNOWN
 from utils.errors import UserError
@@ -115,7 +115,7 @@ class RandomDeviceOperation(nn.Module):
         """The parameters for one sample, or None if the operation does not apply to it."""
         raise NotImplementedError
 
-    def collate(self, drawn: list[Any]) -> tuple[torch.Tensor, ...] | None:
+    def collate(self, drawn: list[Any]) -> Drawn | None:
         """The parameters (B,) as tensors, or None if there is nothing to do. None in `drawn` also means padding."""
         raise NotImplementedError
 
@@ -142,7 +142,7 @@ class RandomAffine(RandomDeviceOperation):
         cos, sin = math.cos(angle) / zoom, math.sin(angle) / zoom
         return [[cos, -sin * self.aspect, right], [sin / self.aspect, cos, down]]
 
-    def collate(self, drawn: list[list[list[float]] | None]) -> tuple[torch.Tensor, ...]:
+    def collate(self, drawn: list[list[list[float]] | None]) -> Drawn:
         """float32 (B, 2, 3), zeros for padding."""
         return (torch.tensor([matrix or [[0.0] * 3] * 2 for matrix in drawn]),)
 
@@ -211,7 +211,7 @@ class RandomErase(RandomDeviceOperation):
             boxes.append(box)
         return boxes
 
-    def collate(self, drawn: list[list[Box] | None]) -> tuple[torch.Tensor, ...] | None:
+    def collate(self, drawn: list[list[Box] | None]) -> Drawn | None:
         """The positions of erased images int64 (K,), and their boxes int64 (K, R, 4), some of which may be empty."""
         erased = [(position, boxes) for position, boxes in enumerate(drawn) if boxes]
         if not erased:

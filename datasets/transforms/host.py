@@ -30,6 +30,7 @@ from torch.nn.functional import interpolate
 
 from configs.parts import HOST_AUGMENTATIONS, running_plugins
 from configs.schema import Data, Train
+from datasets.batch import Drawn
 from datasets.decoding.decode import Box, LazyImage, from_pillow, to_pillow
 from datasets.transforms.device import RandomDeviceOperation, device_operations
 from utils.errors import UserError
@@ -161,7 +162,7 @@ def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
 
 
 @functools.cache
-def _build(policy: str, size: int, mean: tuple[float, ...], interpolation: str) -> Callable[[Image.Image], Image.Image]:
+def _build(policy: str, size: int, mean: tuple[float, ...], interpolation: str) -> _Operation:
     """The transform with the parameters of timm's `transforms_imagenet_train`."""
     module = timm_policies()
     parameters = {
@@ -185,7 +186,7 @@ def torchvision_policy(policy: str, interpolation: str, image: Image.Image, rng:
 
 
 @functools.cache
-def _of_torchvision(policy: str, interpolation: str) -> Callable[[Image.Image], Image.Image]:
+def _of_torchvision(policy: str, interpolation: str) -> _Operation:
     """The transform as torchvision's references build it: a magnitude, or a severity, after -m."""
     from torchvision.transforms import InterpolationMode, autoaugment
 
@@ -331,7 +332,7 @@ class HostTransform:
             raise UserError(f"DATA.HOST_AUGMENTATIONS: must return torch.uint8 {(*expected[1],)}, not {found}")
         return pixels, [operation.draw(rng) for operation in self.device_operations]
 
-    def collate(self, drawn: Sequence[list[Any] | None]) -> dict[str, tuple[torch.Tensor, ...]]:
+    def collate(self, drawn: Sequence[list[Any] | None]) -> dict[str, Drawn]:
         """The drawn parameters of a batch (B,), None for padding, as tensors by the name of their operation."""
         tensors = {}
         for number, operation in enumerate(self.device_operations):

@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from configs.schema import Data
 from configs.yaml_io import shorten
@@ -25,7 +25,7 @@ from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES, label_in, of_level, word_in
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, to_nfc
-from datasets.sources.tables.cells import columns_option
+from datasets.sources.tables.cells import Columns, columns_option
 from datasets.sources.tables.columns import find_layout, likely_columns
 from datasets.sources.tables.files import JSON_LINES, TEXT_LIST, open_columns, open_table
 from datasets.sources.tables.joins import open_for
@@ -96,7 +96,7 @@ class TableBeside(NamedTuple):
     held_out: dict[str, str]
 
     def add(
-        self, columns: dict[str, Any], is_named: bool, place: Path, folder: Path, known: Images, seen: list[Images]
+        self, columns: Columns, is_named: bool, place: Path, folder: Path, known: Images, seen: list[Images]
     ) -> None:
         """Adds the labels by DATA.COLUMNS if most images have one.
 
@@ -154,7 +154,7 @@ def tables_beside(root: Path, folder: Path, paths: Sequence[str] | PackedStrings
                     break
 
 
-def _candidates_of(file: Path, stems: set[str]) -> Iterator[tuple[list[dict[str, Any]], bool]]:
+def _candidates_of(file: Path, stems: set[str]) -> Iterator[tuple[list[Columns], bool]]:
     """The columns that may be the label in a table of images, then those that each table beside it adds by a join."""
     table = open_table(file, _ANY)
     columns, is_named = likely_columns(table, stems)
@@ -188,14 +188,14 @@ def have_same_classes(labels: Mapping[str, str], others: Mapping[str, str]) -> b
     return len(pairs) == len({label for label, _ in pairs}) == len({other for _, other in pairs})
 
 
-def _data_of(file: Path, columns: Mapping[str, Any], image_root: Path | None = None) -> Data:
+def _data_of(file: Path, columns: Columns, image_root: Path | None = None) -> Data:
     needs_several = "cells" in columns and isinstance(columns["label"], list)
     given = {"DATA_PATH": str(file), "DATASET": "csv", "COLUMNS": columns, "ENCODING": _ANY}
     return Data.model_validate({**given, "MULTI_LABEL": needs_several, "IMAGE_ROOT": image_root and str(image_root)})
 
 
 def _labels_in(
-    file: Path, columns: dict[str, Any], folder: Path, known: Images, image_root: Path | None = None
+    file: Path, columns: Columns, folder: Path, known: Images, image_root: Path | None = None
 ) -> tuple[Images, Images, str]:
     """Of the `known` images in a folder: the label of each that has one in a table, and the split if it is val or test;
     and the options that read the table, with DATA.IMAGE_ROOT only where its images are not found without.

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from datasets.sources.listed.lists import Part, read_table
 from datasets.sources.path_words import MASK, label_in, word_in
 from datasets.sources.samples import ImageFiles
 from datasets.sources.source import Wanted
-from datasets.sources.tables.files import Cells, Layout, Table
+from datasets.sources.tables.files import Layout, Lines, Table
 from utils.errors import UserError
 from utils.notes import Note
 
@@ -84,7 +84,7 @@ class LabelledPaths(Table):
     def _labels_of(self, split: str, expression: str) -> set[str]:
         return {label_in(expression, path) for path in self._paths_of.get(split, ())} - {""}
 
-    def __iter__(self) -> Iterator[tuple[int, Cells]]:
+    def __iter__(self) -> Lines:
         paths = ((path, split) for split, of_split in self._paths_of.items() for path in of_split)
         yield from enumerate({"path": path, "split": split} for path, split in paths)
 

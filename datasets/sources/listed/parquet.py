@@ -24,7 +24,7 @@ from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES, split_of
 from datasets.sources.samples import ImageFiles, listing_arrays, read_error
 from datasets.sources.shared_arrays import StringPacker, to_nfc
-from datasets.sources.tables.files import PARQUET, Cells, Table
+from datasets.sources.tables.files import PARQUET, Lines, Table
 from utils.errors import Finding, UserError, error_from
 from utils.files import file_state
 from utils.notes import Note
@@ -215,7 +215,7 @@ class ParquetTable(Table):
             self.columns["label"] = labels[0]
         self.header = [*self._flat, *self._keys, self.columns["path"]]
 
-    def __iter__(self) -> Iterator[tuple[int, Cells]]:
+    def __iter__(self) -> Lines:
         number = 0
         for file in self.files:
             name = file.relative_to(self.root)

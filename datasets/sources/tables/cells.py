@@ -16,6 +16,7 @@ _VALUES = {"0": 0, "1": 1, "false": 0, "true": 1, **_WORDS}
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?")
 _GAP = re.compile(r"|-1|2|nan|n/?a|null|none|unknown|\?")  # beside 0 and 1
 _MOST = 6  # texts in an advice
+Columns = dict[str, Any]  # DATA.COLUMNS, or some of its keys
 
 
 class CellValues(dict[str, int | None]):
@@ -23,7 +24,7 @@ class CellValues(dict[str, int | None]):
     yes.
     """
 
-    def __init__(self, columns: Mapping[str, Any]) -> None:
+    def __init__(self, columns: Columns) -> None:
         self._named = {_plain(text): value for text, value in columns.get("cells", {}).items()}
         self._threshold = columns.get("threshold")
 
@@ -72,10 +73,10 @@ def _may_be_cell(text: str) -> bool:
     return _GAP.fullmatch(text) is not None
 
 
-def ways_on(unread: Iterable[str]) -> list[dict[str, Any]]:
+def ways_on(unread: Iterable[str]) -> list[Columns]:
     """The keys of DATA.COLUMNS that give these texts a meaning: each by its own, and numbers by a threshold."""
     others = dict.fromkeys(map(_plain, unread))
-    ways = list[dict[str, Any]]()
+    ways = list[Columns]()
     if len(others) <= _MOST:
         ways.append({"cells": {**others}})
     numbers = [text for text in others if _NUMBER.fullmatch(text) and float(text) >= 0]
@@ -87,7 +88,7 @@ def ways_on(unread: Iterable[str]) -> list[dict[str, Any]]:
     return ways
 
 
-def columns_option(data: Data, changes: Mapping[str, Any], several: bool = False) -> str:
+def columns_option(data: Data, changes: Columns, several: bool = False) -> str:
     """DATA.COLUMNS with these changes, as a shell reads it, and DATA.MULTI_LABEL, which unknown cells of a list of
     columns need. several: images have several labels.
     """

@@ -12,7 +12,7 @@ from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS
 from datasets.sources.class_names import list_names
 from datasets.sources.path_words import SPLIT_NAMES
-from datasets.sources.tables.cells import CellValues, are_cells, columns_option, unread_texts, ways_on
+from datasets.sources.tables.cells import CellValues, Columns, are_cells, columns_option, unread_texts, ways_on
 from datasets.sources.tables.files import FOLDERS, Layout, Table, first_folder
 from utils.errors import UserError
 from utils.notes import Note
@@ -81,7 +81,7 @@ def _lacks_header(table: Table) -> bool:
     return any(cells[name] == name != "" for _, cells in table for name in header)
 
 
-def _columns_to_predict(table: Table, data: Data, given: Mapping[str, Any]) -> Layout:
+def _columns_to_predict(table: Table, data: Data, given: Columns) -> Layout:
     paths = table.header
     if len(paths) > 1:
         known = given.get("path") if given.get("path") in paths else None
@@ -91,7 +91,7 @@ def _columns_to_predict(table: Table, data: Data, given: Mapping[str, Any]) -> L
     return Layout(paths[0], ())
 
 
-def _columns_to_read(table: Table, data: Data, given: Mapping[str, Any]) -> Layout:
+def _columns_to_read(table: Table, data: Data, given: Columns) -> Layout:
     named = [value for key, value in given.items() if key not in ("cells", "threshold", "join")]
     table.require(chain.from_iterable(map(_columns_in, named)))
     header = table.header
@@ -152,7 +152,7 @@ def _find_labels(
 
 def likely_columns(
     table: Table, stems: Set[str] = frozenset(), names: Sequence[str] = ()
-) -> tuple[list[dict[str, Any]], bool]:
+) -> tuple[list[Columns], bool]:
     """DATA.COLUMNS that may fit, and whether the labels are known by names or by 0 and 1 in all columns.
 
     Else there is one for each column of few values, fewest first, whose name is none of `_NO_LABEL`, or one without a
@@ -236,9 +236,7 @@ def _unclear_columns(
     return _unclear(table, kind, names, data, advice, hint)
 
 
-def _unclear(
-    table: Table, kind: str, names: Sequence[str], data: Data, advice: Mapping[str, Any], hint: str = ""
-) -> UserError:
+def _unclear(table: Table, kind: str, names: Sequence[str], data: Data, advice: Columns, hint: str = "") -> UserError:
     fix = f"name them: -opts {columns_option(data, advice)}{hint}"
     found = f"the {kind} are {' or '.join(map(shorten, names)) or 'not clear'} in the columns {shorten(table.header)}"
     return UserError(f"{table.file}:1: {found}{table.unread}; {fix}")
@@ -255,7 +253,7 @@ def _plain(name: str) -> str:
     return re.sub(r"\.\d+$|[\W_]+", "", name.lower())  # target.1: the second of this name
 
 
-def _find_split(table: Table, others: Sequence[str], values: Values, given: Mapping[str, Any], data: Data) -> Split:
+def _find_split(table: Table, others: Sequence[str], values: Values, given: Columns, data: Data) -> Split:
     """Of the given columns, else of a column among the `others`, else of the paths."""
     splits = {name: _splits_of(name, of) for name, of in values.items()}
     if "split" in given:
@@ -283,7 +281,7 @@ def _given_split(table: Table, given: Any, splits: Mapping[str, Mapping[str, str
     return given, split_of if len({*split_of.values()}) > 1 else {}
 
 
-def _split_by_values(table: Table, given: Mapping[str, Any], data: Data) -> dict[str, str]:
+def _split_by_values(table: Table, given: Columns, data: Data) -> dict[str, str]:
     """The split of each value, in lower case, of the column that DATA.COLUMNS names with values of val and test.
 
     Raises UserError: a value that the column lacks, or that is listed twice, or no value is left for train.
@@ -303,7 +301,7 @@ def _wrong_values(table: Table, column: str, problem: str, data: Data) -> UserEr
     """The error about a column of splits that names its values, their numbers of rows, and a way to list them."""
     counts = Counter(table.column(column)).most_common()
     shown = list_names([f"{value} ({rows})" for value, rows in counts])
-    advised: dict[str, Any] = {"split": None}
+    advised: Columns = {"split": None}
     fix = "trains on all rows"
     if len(counts) > 1:
         advised = {"split": {"column": column, "test": [counts[-1][0]]}}

@@ -32,6 +32,7 @@ _LABELLED = re.compile(r"(.*\S)\s+([0-9]+(?:\.0*)?)")  # a line of a list
 _TOO_WIDE = "has more fields than the header; quote a path that contains a separator"
 _FOR_EXCEL = re.compile(r"\"?sep=(.)\"?\s*")  # the first line may name the separator
 Cells = dict[str, str]  # the text in each column of a row
+Lines = Iterator[tuple[int, Cells]]  # the number of a line, and its row
 
 
 def read_lines(file: Path, encoding: str = "utf-8-sig", errors: str = "surrogateescape") -> Iterator[str]:
@@ -109,7 +110,7 @@ class Table:
         self.notes = list[Note]()
         self.mistakes = dict[int, str]()
 
-    def __iter__(self) -> Iterator[tuple[int, Cells]]:
+    def __iter__(self) -> Lines:
         raise NotImplementedError
 
     def require(self, names: Iterable[str]) -> None:
@@ -169,7 +170,7 @@ class CsvTable(Table):
             again = names[:place].count(name)
             self.header.append(f"{name}.{again}" if again else name)
 
-    def __iter__(self) -> Iterator[tuple[int, Cells]]:
+    def __iter__(self) -> Lines:
         for line, row in islice(self._lines(), 1, None):
             yield line, dict(zip(self.header, row, strict=True))
 
@@ -206,7 +207,7 @@ class JsonLines(Table):
         self._encoding = encoding
         self.header = list(dict.fromkeys(key for _, record in self._objects() for key in record))
 
-    def __iter__(self) -> Iterator[tuple[int, Cells]]:
+    def __iter__(self) -> Lines:
         for line, record in self._objects():
             values = ((name, record.get(name)) for name in self.header)
             texts = ((name, one[0] if isinstance(one, list) and len(one) == 1 else one) for name, one in values)
@@ -233,7 +234,7 @@ class TextList(Table):
     def __init__(self, file: Path) -> None:
         super().__init__(file, ("path", "label"))
 
-    def __iter__(self) -> Iterator[tuple[int, Cells]]:
+    def __iter__(self) -> Lines:
         for number, line in enumerate(map(str.strip, read_lines(self.file)), 1):
             labelled = _LABELLED.fullmatch(line)
             if labelled:

@@ -4,7 +4,7 @@ import os
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import cache
 from operator import itemgetter
@@ -13,7 +13,7 @@ from pathlib import Path
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.sources.tables.cells import columns_option
-from datasets.sources.tables.files import Cells, Table, open_columns, open_table, read_lines
+from datasets.sources.tables.files import Cells, Lines, Table, open_columns, open_table, read_lines
 from utils.errors import UserError
 from utils.notes import Counts, Note, Reason
 
@@ -45,7 +45,7 @@ class JoinedTable(Table):
         if left_out.found and not self._added:
             raise UserError("; ".join(note.text for note in self.notes))
 
-    def __iter__(self) -> Iterator[tuple[int, Cells]]:
+    def __iter__(self) -> Lines:
         for line, cells in self._table:
             if line in self._added:
                 yield line, self._added[line] | cells
