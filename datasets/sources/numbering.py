@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping, Sequence, Set
 
 import numpy as np
 
-from configs.schema import Data
 from configs.yaml_io import find_name, shorten
-from datasets.sources.class_names import BYTES, list_names, map_labels, new_names, sort_names
+from datasets.sources.class_names import list_names, map_labels, new_names, sort_names
 from datasets.sources.rows import Rows
 from datasets.sources.samples import Samples
 from datasets.sources.source import Wanted
@@ -115,11 +114,15 @@ def number(rows: Rows, wanted: Wanted) -> Rows:
 
     Samples without class names keep their labels. Findings: see `_check_classes`. Raises UserError: as `map_labels`.
     """
+    data = wanted.data
     known = wanted.class_names
     source = "the checkpoint"
-    if not known and wanted.data.classes:
-        source = f"DATA.CLASSES {wanted.data.classes}"
-        known = _in_order(rows.class_names, wanted.data)
+    if not known and data.classes:
+        source = f"DATA.CLASSES {data.classes}"
+        known = [*dict.fromkeys(new_names(sort_names(rows.class_names, data.classes), data.rename))]
+        if data.only_classes:
+            names = {*rows.class_names}
+            known = [name for name in known if name in names]
     if not known:
         return rows
     if not rows.has_class_names:
@@ -165,12 +168,3 @@ def _check_classes(rows: Rows, labels: np.ndarray, known: Sequence[str], source:
         text = f"{list_names(sorted(missing))}: a class of {source} that the data does not have"
         rows = rows.found(f"{data.data_path}: {text}; add it")
     return rows
-
-
-def _in_order(names: Sequence[str], data: Data) -> list[str]:
-    """The classes in the order of DATA.CLASSES, after DATA.RENAME, of DATA.ONLY_CLASSES."""
-    listed = list(dict.fromkeys(new_names(sort_names(names, data.classes or BYTES), data.rename)))
-    if not data.only_classes:
-        return listed
-    kept = {*names}
-    return [name for name in listed if name in kept]

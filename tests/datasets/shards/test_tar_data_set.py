@@ -67,6 +67,12 @@ def test_splits_labels_names_and_images(root, cpu):
     assert TarShards(Wanted(options(root))).find_test() == (False, None)
 
 
+def test_a_broken_link_to_a_shard_is_named(root, cpu):
+    (root / "train-0009.tar").symlink_to("nowhere")
+    with refused(r"train-0009\.tar: does not exist"):
+        tar(options(root))
+
+
 def test_class_names_of_the_info_file_and_of_texts(root, tmp_path):
     splits = {"train": {"filenames": ["train-0000.tar"], "name": "train", "shard_lengths": [10], "num_samples": 10}}
     (root / "_info.json").write_text(json.dumps({"splits": splits, "class_names": ["b", "c", "a"]}))
