@@ -3,7 +3,7 @@
 import pytest
 import timm
 import torch
-from conftest import slow
+from conftest import slow, values_of
 from timm.layers import DropPath
 from torch import nn
 
@@ -36,11 +36,20 @@ xcit_nano_12_p8_224
 SIZES = {"crossvit_tiny_240": 240, "halonet_h1": 256, "csatv2": 512}
 # Rates of dropout that timm's code fixes
 FIXED = {"cpubone_nano": 0.1, "swinv2_cr_tiny_224": 0.125, "test_vit_relpos": 0.125}
-RATES = {  # of models that have some by default: drop-path and dropout
-    "nest_tiny": (0.5, 0), "nextvit_small": (0.1, 0), "swin_tiny_patch4_window7_224": (0.1, 0),
-    "swinv2_tiny_window8_256": (0.1, 0), "focalnet_tiny_srf": (0.1, 0), "rexnet_100": (0, 0.2),
-    "ghostnet_050": (0, 0.2), "repghostnet_050": (0, 0.2), "legacy_seresnet18": (0, 0.2),
-} | {name: (0, rate) for name, rate in FIXED.items()}  # fmt: skip
+# Of models that have some by default: drop-path and dropout
+DEFAULTS = """
+nest_tiny | 0.5 | 0
+nextvit_small | 0.1 | 0
+swin_tiny_patch4_window7_224 | 0.1 | 0
+swinv2_tiny_window8_256 | 0.1 | 0
+focalnet_tiny_srf | 0.1 | 0
+rexnet_100 | 0 | 0.2
+ghostnet_050 | 0 | 0.2
+repghostnet_050 | 0 | 0.2
+legacy_seresnet18 | 0 | 0.2
+"""
+RATES = {name: (path, dropout) for name, path, dropout in values_of(DEFAULTS)}
+RATES |= {name: (0, rate) for name, rate in FIXED.items()}
 
 
 def all_models(*fast: str) -> list:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import line_of, rotated
+from conftest import line_of, rotated, values_of
 from PIL import Image, ImageOps, features
 
 from datasets.decoding import decode
@@ -244,10 +244,16 @@ def test_refused_files_are_one_line(kind):
     assert "0x" not in message
 
 
-OPTIONS = {
-    "baseline": {"quality": 90}, "4:4:4": {"quality": 92, "subsampling": 0}, "optimized": {"optimize": True},
-    "progressive": {"progressive": True}, "restarts": {"restart_marker_blocks": 7}, "rows": {"restart_marker_rows": 1},
-}  # fmt: skip
+OPTIONS = dict(
+    values_of("""
+baseline | {quality: 90}
+'4:4:4' | {quality: 92, subsampling: 0}
+optimized | {optimize: true}
+progressive | {progressive: true}
+restarts | {restart_marker_blocks: 7}
+rows | {restart_marker_rows: 1}
+""")
+)
 SIZES = {"large": PHOTO, "small": PHOTO.resize((37, 53)), "gray": PHOTO.convert("L")}
 WHOLE = {f"{kind} {size}": jpeg(SIZES[size], **OPTIONS[kind]) for kind in OPTIONS for size in SIZES}
 

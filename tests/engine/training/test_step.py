@@ -20,6 +20,7 @@ from conftest import (
     samples_for,
     slow,
     train,
+    values_of,
 )
 from torch import nn
 from torch.nn.utils import parameters_to_vector
@@ -49,12 +50,14 @@ PRECISIONS = {
     "O2": "AMP={ENABLED: true, DTYPE: bfloat16, LEVEL: O2}",
 }
 # With two ranks, bfloat16 gradients are sums over other parts of a batch. GPU kernels round differently.
-TOLERANCE = {
-    "one rank": {"fp32": 1e-4, "O1": 5e-3, "O2": 5e-3},
-    "two ranks": {"fp32": 1e-4, "O1": 0.06, "O2": 0.06},
-    "one GPU": {"fp32": 1e-3, "O1": 0.06, "O2": 0.06},
-    "two GPUs": {"fp32": 1e-3, "O1": 0.06, "O2": 0.06},
-}
+TOLERANCE = dict(
+    values_of("""
+one rank | {fp32: 1e-4, O1: 5e-3, O2: 5e-3}
+two ranks | {fp32: 1e-4, O1: 0.06, O2: 0.06}
+one GPU | {fp32: 1e-3, O1: 0.06, O2: 0.06}
+two GPUs | {fp32: 1e-3, O1: 0.06, O2: 0.06}
+""")
+)
 DEVICES = [
     "one rank",
     slow("two ranks"),

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import assert_same_state, each_value, line_of, refused
+from conftest import assert_same_state, cells_of, each_value, line_of, refused
 from timm.models import adapt_input_conv
 from weight_files import (
     Reduced,
@@ -252,11 +252,17 @@ def swin() -> torch.nn.Module:
 SWIN = {"embed_dim": 8, "depths": (1, 1, 1), "num_heads": (1, 2, 4), "img_size": 32, "window_size": 2, "num_classes": 5}
 SWIN_NAMES = {r"(?<=layers\.)(\d)(?=\.downsample)": lambda match: str(int(match[1]) - 1), r"^head\.fc\.": "head."}
 CONVNEXT = {"depths": (1, 1, 2, 1), "dims": (8, 16, 24, 32), "num_classes": 5}
-CONVNEXT_NAMES = {
-    r"^stem\.": "downsample_layers.0.", r"stages\.(\d)\.downsample\.": r"downsample_layers.\1.",
-    r"stages\.(\d)\.blocks\.": r"stages.\1.", "conv_dw": "dwconv", r"mlp\.fc": "pwconv",
-    r"^head\.norm": "norm", r"^head\.fc": "head",
-}  # fmt: skip
+CONVNEXT_NAMES = dict(
+    cells_of(r"""
+^stem\. | downsample_layers.0.
+stages\.(\d)\.downsample\. | downsample_layers.\1.
+stages\.(\d)\.blocks\. | stages.\1.
+conv_dw | dwconv
+mlp\.fc | pwconv
+^head\.norm | norm
+^head\.fc | head
+""")
+)
 GRN_NAMES = {r"mlp\.grn\.bias": "grn.beta", r"mlp\.grn\.weight": "grn.gamma"}
 
 
@@ -288,16 +294,31 @@ def convnext_v2(model: torch.nn.Module) -> dict:
     return state
 
 
-OF_TORCHVISION = {
-    r"^blocks\.(\d+)": r"encoder.layers.encoder_layer_\1", "^cls_token": "class_token",
-    "^pos_embed": "encoder.pos_embedding", r"patch_embed\.proj": "conv_proj", r"^norm\.": "encoder.ln.",
-    r"\.norm(\d)": r".ln_\1", r"attn\.qkv\.": "self_attention.in_proj_", r"attn\.proj": "self_attention.out_proj",
-    r"mlp\.fc1": "mlp.0", r"mlp\.fc2": "mlp.3", "^head": "heads.head",
-}  # fmt: skip
-OF_MMPRETRAIN = {
-    "^blocks": "layers", r"patch_embed\.proj": "patch_embed.projection", r"^norm\.": "ln1.",
-    r"\.norm(\d)": r".ln\1", r"mlp\.fc1": "ffn.layers.0.0", r"mlp\.fc2": "ffn.layers.1",
-}  # fmt: skip
+OF_TORCHVISION = dict(
+    cells_of(r"""
+^blocks\.(\d+) | encoder.layers.encoder_layer_\1
+^cls_token | class_token
+^pos_embed | encoder.pos_embedding
+patch_embed\.proj | conv_proj
+^norm\. | encoder.ln.
+\.norm(\d) | .ln_\1
+attn\.qkv\. | self_attention.in_proj_
+attn\.proj | self_attention.out_proj
+mlp\.fc1 | mlp.0
+mlp\.fc2 | mlp.3
+^head | heads.head
+""")
+)
+OF_MMPRETRAIN = dict(
+    cells_of(r"""
+^blocks | layers
+patch_embed\.proj | patch_embed.projection
+^norm\. | ln1.
+\.norm(\d) | .ln\1
+mlp\.fc1 | ffn.layers.0.0
+mlp\.fc2 | ffn.layers.1
+""")
+)
 AUTHORS = {  # the model, and its names: a table or what gives the state
     "torchvision's ViT": (vit, OF_TORCHVISION),
     "MMPretrain's ViT": (vit, OF_MMPRETRAIN),
@@ -389,12 +410,19 @@ def test_a_linear_layer_behind_a_dropout_is_the_head(saved):
         load_pretrained(model, saved(source.state_dict()), purpose=EVALUATE)
 
 
-OLD_VIT = {
-    "^cls_token": "patch_embedding.cls_token", "^pos_embed": "patch_embedding.position_embeddings",
-    r"^patch_embed\.proj": "patch_embedding.patch_embedding", "^blocks": "encoder.layers",
-    r"\.norm1\.": ".attn_norm.", r"\.norm2\.": ".mlp_norm.", r"\.attn\.proj\.": ".attn.out.",
-    r"^norm\.": "encoder.encoder_norm.", r"^head\.": "classifier.",
-}  # fmt: skip
+OLD_VIT = dict(
+    cells_of(r"""
+^cls_token | patch_embedding.cls_token
+^pos_embed | patch_embedding.position_embeddings
+^patch_embed\.proj | patch_embedding.patch_embedding
+^blocks | encoder.layers
+\.norm1\. | .attn_norm.
+\.norm2\. | .mlp_norm.
+\.attn\.proj\. | .attn.out.
+^norm\. | encoder.encoder_norm.
+^head\. | classifier.
+""")
+)
 FIRST_VIT = OLD_VIT | {
     "^patch_embedding.patch_embedding": "patch_embedding.patch_embeddings", "^patch_embedding": "embeddings",
     "^(embeddings|encoder)": r"transformer.\1",
