@@ -19,7 +19,8 @@ from utils.metric_table import METRICS, OPERATING, Metric
 
 _BLOCKS = 20  # of the jackknife
 MIN_RANKED = 10  # images or groups of a class, and of the others, that the jackknife of an AUROC needs
-_DRAWS = 2000  # of the bootstrap
+_DRAWS, _FEWEST_DRAWS = 2000, 400  # of the bootstrap; of so many images together, a minute on a CPU
+_DRAWN_IMAGES = 200_000_000
 OF_POINT = ("specificity", "sensitivity")  # the figures at an operating point, by the target of `decide_at`
 
 
@@ -88,7 +89,7 @@ def paired_interval(new: SampleResults, old: SampleResults, metric: Metric) -> t
     number = int(units.max()) + 1
     generator = np.random.default_rng(0)
     values = []
-    for _ in range(_DRAWS):
+    for _ in range(min(_DRAWS, max(_FEWEST_DRAWS, _DRAWN_IMAGES // len(units)))):
         drawn = np.bincount(generator.integers(number, size=number), minlength=number)
         rows = np.repeat(old.readable, drawn[units])
         values.append(metric.compute(new.take(rows)) - metric.compute(old.take(rows)))
