@@ -70,11 +70,17 @@ Finding = str | UserError  # a text is a mistake in the data
 
 
 def combine_findings(headline: str, findings: Sequence[Finding]) -> UserError:
-    """An error with the only message, or with a headline and the first 20 messages."""
+    """An error with the only message, or with a headline and the first 20 messages, without the advice of the last."""
     if len(findings) == 1:
         error = UserError(str(findings[0]))
     else:
-        lines = [to_single_line(str(line)) for line in (headline, *findings[:MAX_SHOWN])]
+        lines = [headline]
+        advice = ""
+        for finding in findings[:MAX_SHOWN]:
+            problem, _, fix = str(finding).rpartition("; ")
+            lines.append(problem if problem and fix == advice else str(finding))
+            advice = fix
+        lines = list(map(to_single_line, lines))
         if len(findings) > MAX_SHOWN:
             lines.append(f"... and {len(findings) - MAX_SHOWN} more")
         error = Findings("\n  ".join(lines))

@@ -82,6 +82,13 @@ def test_status_of(name, tmp_path, cpu, monkeypatch):
     assert run_and_report_errors(raising(caught.value), []) == caught.value.status
 
 
+def test_advice_that_many_findings_have_is_given_once():
+    lines = str(
+        combine_findings("t.csv: 3 problems", ["a: no; drop it", "b: no; drop it", "c; remove it"])
+    ).splitlines()
+    assert [line.strip() for line in lines] == ["t.csv: 3 problems", "a: no; drop it", "b: no", "c; remove it"]
+
+
 def test_an_error_about_an_error_keeps_its_status():
     for cause, expected in ((UserError("a"), REFUSED), (Unavailable("a"), MAY_PASS), (OSError(28, "full"), MAY_PASS)):
         assert error_from(cause, f"-resume: {cause}").status == expected
