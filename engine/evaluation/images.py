@@ -81,7 +81,7 @@ def write_images(
     hashes = [_gather(samples, context) for samples in splits.values()]
 
     def write() -> None:
-        source = Path(weights or folder / IMAGES).parent
+        source = Path(weights).parent if weights and Path(weights).exists() else folder  # timm's are in none
         before = read_images(source)
         known: dict[tuple[str, ...], str] = {row[:2]: row.sha256 for row in before if source == folder}
         rows = list[Row]()

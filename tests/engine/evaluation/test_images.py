@@ -182,6 +182,21 @@ def test_workers_hash_the_record_that_they_read(kind, data, tmp_path):
     assert [row.tobytes().hex() for row in samples.hashes.rows] == found
 
 
+def test_weights_of_timm_are_of_no_folder(argv, tmp_path, monkeypatch):
+    """The list in the folder of a run, in which a command is typed, is not of these weights."""
+    run = train(argv)
+    monkeypatch.chdir(run)
+    data = config_for(*argv).data
+    (samples,) = samples_for(config_for(*argv), CPU, "train")
+    samples.hash_content()
+    samples.open(0, 3)
+    logger = RunLogger(CPU)
+    for weights, number in (("timm", 0), (run / "best.pth", 1)):
+        (tmp_path / "new").mkdir(exist_ok=True)
+        write_images({"val": samples}, tmp_path / "new", weights, False, data, CPU, logger)
+        assert len(logger.record.values["warnings"]) == number
+
+
 def rows_of_two_ranks(context, data: Path, folder: Path) -> None:
     config = config_for("-dataset=folder", f"-data_path={data}", "-image_size=16", "-num_workers=0", "-batch_size=2")
     (samples,) = samples_for(config, context, "train")
