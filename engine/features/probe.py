@@ -268,5 +268,5 @@ def _list_suspects(task: ProbeTask, names: Sequence[str], parts: Sequence[tuple[
     suspects = write_suspects(task.suspects, found, images, names, decided, folder)
     shown = {suspect_picture(*images[index]): places[index] for index in suspects[:_PICTURES]}
     files.write_pictures(task.suspects.parent / PICTURES, shown, data)
-    problem = "images are surely wrong to probes without them"
+    problem = "images may be wrong, or the images hard: probes without them are sure of another class"
     return f"{task.suspects}: {len(suspects)} labels of {len(images)} {problem}"
