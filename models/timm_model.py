@@ -56,16 +56,7 @@ def build_timm(options: TimmModel, data: Data) -> nn.Module:
         if kwargs:
             check_kwargs(name, kwargs)
         if options.pretrained == "timm":
-            arguments |= {"pretrained": True, "pretrained_cfg_overlay": {}}
-            published: Any = timm.get_pretrained_cfg(name)
-            fix = "download it by hand, and give -pretrained=FILE"
-            if not published or not published.has_weights:
-                raise UserError(f"MODEL.NAME: timm has no weights of {name}; give a file of weights")
-            if published.hf_hub_id:
-                arguments["pretrained_cfg_overlay"] = {"file": str(download(*published_on_hub(name), fix))}
-            elif published.url:  # timm itself downloads it
-                with explained(published.url, fix):
-                    urlopen(published.url, timeout=ANSWER_SECONDS).close()
+            arguments |= {"pretrained": True, "pretrained_cfg_overlay": find_published(name)}
         model = _create(name, arguments)
     check_image_size(model, name, data)
     return model
@@ -81,6 +72,23 @@ def _create(name: str, arguments: dict[str, Any]) -> nn.Module:
         if not unknown:
             raise
     return _create(name, {key: value for key, value in arguments.items() if key not in unknown})
+
+
+def find_published(name: str) -> dict[str, str]:
+    """The file with timm's weights of a model, as timm's `pretrained_cfg_overlay`; empty if timm itself downloads it.
+
+    Raises UserError: timm has none, or they cannot be downloaded.
+    """
+    published: Any = timm.get_pretrained_cfg(name)
+    fix = "give -pretrained=FILE of them, or train from scratch: -cfg=configs/folder_small.yaml"
+    if not published or not published.has_weights:
+        raise UserError(f"MODEL.NAME: timm has no weights of {name}; give a file of weights")
+    if published.hf_hub_id:
+        return {"file": str(download(*published_on_hub(name), fix))}
+    if published.url:
+        with explained(published.url, fix):
+            urlopen(published.url, timeout=ANSWER_SECONDS).close()
+    return {}
 
 
 def published_on_hub(name: str) -> tuple[str, tuple[str, ...]]:

@@ -64,24 +64,22 @@ def main(argv: list[str]) -> int:
     results = [_evaluate(session, samples, context) for session in (old, new)]
     is_read = np.intersect1d(*(found.readable for found in results))
     is_read = is_read[~_are_trained(samples, new.plan.record.split, read_images(files[1].parent))[is_read]]
-    if not len(is_read):
-        raise UserError("no image is left to compare on; train NEW with -held_out=OLD, or give others with -data_path")
     before, after = (found.take(is_read) for found in results)
+    metric = best_metric(flags.metric, old.evaluator.multi_label)
+    figures = [(metric, before, after)]
     if flags.metric == POINT:
         figures = _figures_at_points(old, new, before, after)
-    else:
-        metric = best_metric(flags.metric, old.evaluator.multi_label)
-        figures = [(metric.title, metric, before, after)]
     statuses = [_compare(*figure, files, flags.margin) for figure in figures]
     return min(filter(None, statuses), default=NOT_WORSE)  # of both figures of a point, worse counts first
 
 
-def _compare(
-    title: str, metric: Metric, before: SampleResults, after: SampleResults, files: list[Path], margin: float
-) -> int:
-    """Prints the figures of both models and their difference; returns the exit status."""
+def _compare(metric: Metric, before: SampleResults, after: SampleResults, files: list[Path], margin: float) -> int:
+    """Prints the figures of both models and their difference; returns the exit status. Raises UserError: no images."""
+    if not len(before.targets):
+        fix = "train NEW with -held_out=OLD, or give others with -data_path"
+        raise UserError(f"no image is left to compare the {metric.title} on; {fix}")
     for name, found, file in (("OLD", before, files[0]), ("NEW", after, files[1])):
-        print_escaped(f"{name}: {title} {metric.text(metric.compute(found))} ({file})")
+        print_escaped(f"{name}: {metric.title} {metric.text(metric.compute(found))} ({file})")
     difference = metric.sign * (metric.compute(after) - metric.compute(before))
     *limits, width = paired_interval(after, before, metric)
     low, high = sorted(metric.sign * limit for limit in limits)
@@ -94,24 +92,22 @@ def _compare(
 
 def _figures_at_points(
     old: EvaluationSession, new: EvaluationSession, before: SampleResults, after: SampleResults
-) -> list[tuple[str, Metric, SampleResults, SampleResults]]:
-    """Sensitivity and specificity of the class of both operating points, as arguments of `_compare`.
+) -> list[tuple[Metric, SampleResults, SampleResults]]:
+    """Specificity and sensitivity at the operating points, as arguments of `_compare`.
 
-    Raises UserError: a model has no threshold, or one of another class; no image of the class, or of the others.
+    Raises UserError: a model has no threshold, or one of another class.
     """
     points = [session.evaluator.point for session in (old, new)]
-    names = [point.name if point and point.threshold is not None else "none" for point in points]
-    if names[0] != names[1] or not (points[0] and points[1]):
+    names = [point.name for point in points if point and point.threshold is not None]
+    if len(names) < 2 or names[0] != names[1]:
         fix = "train both with one EVAL.OPERATING_POINT, or give another metric"
-        raise UserError(f"-metric={POINT}: OLD has a threshold of {names[0]}, NEW of {names[1]}; {fix}")
-    was = decide_at(before.calibrated, points[0])
-    now = decide_at(after.calibrated, points[1])
+        raise UserError(f"-metric={POINT}: OLD and NEW need a threshold of one class, not {names}; {fix}")
+    was, now = (decide_at(found.calibrated, point) for found, point in zip((before, after), points, strict=True))
     figures = []
     for target, name in enumerate(OF_POINT):
         rows = np.flatnonzero(was.targets == target)
-        if not len(rows):
-            raise UserError(f"-metric={POINT}: no image shows the {name}; give others with -data_path")
-        figures.append((f"{name} of {names[0]}", METRICS["top1"], was.take(rows), now.take(rows)))
+        metric = replace(METRICS["top1"], title=f"{name} of {names[0]}")
+        figures.append((metric, was.take(rows), now.take(rows)))
     return figures
 
 

@@ -205,7 +205,8 @@ def group(rows: Rows, wanted: Wanted) -> Rows:
         except UserError as error:  # DATA.GROUPS may be of the training
             if are_needed and split != "test":
                 raise
-            notes.append(Note("screen", f"no figures of groups: {error}"))
+            problem, _, _ = str(error).partition("; ")
+            notes.append(Note("screen", f"no figures of groups: {problem}"))
     return replace(rows, splits=splits).noted(*notes)
 
 

@@ -208,7 +208,7 @@ def _listed_and_new(
     if len(new):
         own = _cut(rule, paths.select(new), hashes[new], targets[new], groups and groups.select(new))
         part.is_val[new] = own.is_val
-        text += f", and {own.is_val.sum()} of {len(new)} new ones"
+        text += f", and {own.is_val.sum()} of {len(new)} new ones (DATA.VAL_FRACTION {rule.fraction:g})"
     part.notes.append(Note("screen", text))
     return part
 

@@ -14,9 +14,9 @@ from configs.flags import Prediction
 from configs.schema import Config, Data
 from configs.schema.data import properties_of
 from configs.schema.model import Tune
-from configs.schema.operating_point import Decision, Goal, OperatingPoint
+from configs.schema.operating_point import Decision, Goal, OperatingPoint, probability_of
 from configs.weights import WeightsRecord
-from configs.yaml_io import find_name, format_value, shorten
+from configs.yaml_io import find_name, shorten
 from datasets.sources.class_names import list_names, names_of_labels, new_names
 from datasets.sources.samples import Samples
 from datasets.sources.shared_arrays import to_nfc
@@ -75,8 +75,11 @@ def build_eval_model(
     decision = record.decision
     if decision.point and decision.point.label < config.model.num_logits:
         evaluator = replace(evaluator, point=decision.point)
-        title = f"{decision.point.title}, threshold {format_value(decision.point.threshold)}"
-        notes.append(Note("log", f"Operating point of {decision.point.name}, from the weights: {title}"))
+        threshold = decision.point.threshold
+        start = "no threshold" if threshold is None else f"from p {probability_of(threshold):.4g} on"
+        notes.append(
+            Note("log", f"Operating point of {decision.point.name}, from the weights: {decision.point.title}, {start}")
+        )
     evaluator = replace(evaluator, temperature=decision.temperature)
     if decision.temperature != 1:
         notes.append(Note("log", f"Temperature of the probabilities, from the weights: {decision.temperature:.3g}"))
@@ -226,8 +229,7 @@ def _operating_point(
         return of_weights
     if of_weights is None and not command.prediction:
         logger.note(Note("screen", f"{_KEY}: the weights have none; its threshold is chosen on these images"))
-        for note in note_on_goal(goal, plan.samples):
-            logger.note(note)
+        logger.note(*note_on_goal(goal, plan.samples))
         return goal
     if command.flags.cfg or any(option.startswith(_KEY) for option in command.flags.opts):
         has = f"{of_weights.title} of {of_weights.name}" if of_weights else "none"

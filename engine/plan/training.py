@@ -49,7 +49,7 @@ from engine.run.log import RunLogger
 from engine.run.loggers import check_loggers
 from engine.run.record import read_run
 from models.build import build_model
-from models.timm_model import check_name
+from models.timm_model import check_name, find_published
 from utils.device import on_meta_device
 from utils.distributed import ProcessContext, find_on_main, gather_objects
 from utils.errors import UserError, from_here
@@ -202,12 +202,22 @@ def _split_of(run: str) -> RunSplit:
     return split
 
 
-def _check_before_reading(config: Config, num_ranks: int) -> None:
-    """Raises UserError: a global batch, a metric or a name of timm's that is wrong for any data."""
+def _split_as(config: Config, before: RunSplit) -> Config:
+    """With the options by which the run of -held_out chose its images, where none are given."""
+    options = {"val_fraction": before.fraction, "split_seed": before.seed, "groups": before.groups}
+    return config.with_data(**{key: options[key] for key in options.keys() - config.data.model_fields_set})
+
+
+def _check_before_reading(config: Config, num_ranks: int, is_new: bool) -> None:
+    """Raises UserError: a global batch, a metric or a name of timm's that is wrong for any data; weights that a new run
+    cannot download.
+    """
     plan_batches(config, num_ranks)
     check_best_metric(config)
     if config.model.type == "timm":
         check_name(config.model.name)
+        if is_new and config.model.pretrained == "timm":
+            find_published(config.model.name)
 
 
 def _facts_of(splits: list[Samples], data: Data, found: FoundCheckpoint | None, context: ProcessContext) -> Facts:
@@ -273,7 +283,8 @@ def plan_training(
         if command.flags.held_out:
             named = find_on_main(lambda: _split_of(command.flags.held_out), context)
             history = history._replace(held_out=named)
-    _check_before_reading(config, context.world_size)
+            config = _split_as(config, named)
+    _check_before_reading(config, context.world_size, is_new=found is None)
 
     given = {f"DATA.{field.upper()}" for field in config.data.model_fields_set}
     followed = follow_weights(config, given, start)
@@ -301,7 +312,7 @@ def plan_training(
         notes.append(note)
         places["find_batch_size"] = config
     logger.note(*set_by(places))
-    notes += _notes_on_data(config, splits, is_new=not found)
+    notes += _notes_on_data(config, splits, command, is_new=not found)
     plan = Plan(
         config=config,
         batch=plan_batches(config, context.world_size),
@@ -344,7 +355,7 @@ def _is_checked(found: FoundCheckpoint | None, splits: Mapping[str, Samples]) ->
     return has_same_numbers and before.validation_digest == digest_of(splits["val"])
 
 
-def _notes_on_data(config: Config, splits: list[Samples], is_new: bool) -> list[Note]:
+def _notes_on_data(config: Config, splits: list[Samples], command: Command, is_new: bool) -> list[Note]:
     """Facts of the training images, the first of `splits`, that change or limit the result."""
     train = splits[0]
     data = config.data
@@ -354,6 +365,8 @@ def _notes_on_data(config: Config, splits: list[Samples], is_new: bool) -> list[
     if train.has_class_names:
         expected = number_of_classes(data.dataset, splits)
     notes = list[Note]()
+    if data.groups and "DATA.GROUPS" not in command.given:
+        notes.append(Note("screen", f"images of one {data.groups} stay in one split (DATA.GROUPS)"))
     if not data.multi_label and np.count_nonzero(train.class_counts(outputs)) == 1:
         notes.append(Note("warning", "all training images are of one class: an accuracy of 100% means nothing"))
     if is_new and outputs > expected:

@@ -194,7 +194,8 @@ def _probe(run: RunContents, text: str) -> Verdict:
     if run.options["MODEL.PRETRAINED"]:
         return text, _again(run, "MODEL.TUNE=probe")
     recipe = with_shown_recipes("-cfg=configs/probe.yaml")
-    return f"{text} A pretrained model needs fewer images: {recipe} with the options of the data.", ""
+    options = "the options of the data, offline also -pretrained=FILE"
+    return f"{text} A pretrained model needs fewer images: {recipe} with {options}.", ""
 
 
 def _with_lower_rate(run: RunContents) -> str:

@@ -10,7 +10,18 @@ from inspect import signature
 import pytest
 import timm
 import torch
-from conftest import ROOT, assert_same_state, cells_of, config_for, line_of, model_for, refused, session_for, slow
+from conftest import (
+    ROOT,
+    assert_same_state,
+    cells_of,
+    config_for,
+    line_of,
+    model_for,
+    refused,
+    run_here,
+    session_for,
+    slow,
+)
 from huggingface_hub.errors import LocalEntryNotFoundError
 from timm.models._registry import _model_entrypoints
 
@@ -141,6 +152,9 @@ def test_published_weights(saved, monkeypatch, error):
     file = r"timm/test_vit\.r160_in1k/resolve/main/model\.safetensors"
     with pytest.raises(Unavailable, match=f"{file}.*-pretrained=FILE"):
         model_of("test_vit", "-pretrained=timm")
+    monkeypatch.setattr("engine.plan.training.read_data", lambda *_: pytest.fail("data are read before"))
+    with pytest.raises(Unavailable, match=f"{file}.*-pretrained=FILE"):
+        run_here("-dataset=digits", "-model=test_vit", "-pretrained=timm", "-dry_run")
 
 
 FIXTURES = ROOT / "tests" / "fixtures" / "families"

@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TINY_VIT, refused, run_here, train
+from conftest import TINY_VIT, config_for, refused, run_here, train
 from PIL import Image
 
+from datasets.sources.split import RunSplit
 from engine.evaluation.images import IMAGES
 from engine.evaluation.intervals import paired_interval
 from engine.evaluation.results import SampleResults, results_of_scores
+from engine.plan.training import _split_as
 from scripts import compare
 from scripts.compare import judge
 from utils.metric_table import METRICS
@@ -106,7 +108,7 @@ def grown(tmp_path_factory) -> tuple[Path, Path, Path, Path]:
     old = train([*argv, "-name=old", "-opts", *options, "DATA.VAL_FRACTION=0.4", "TRAIN.BASE_LR=1e-9"])
     add_images(data, range(30, 60))
     options += ["TRAIN.BASE_LR=3e-3"]
-    new = train([*argv, "-name=new", f"-held_out={old}", "-opts", *options, "DATA.VAL_FRACTION=0.2"])
+    new = train([*argv, "-name=new", f"-held_out={old}", "-opts", *options])
     other = train([*argv, "-name=other", "-opts", *options, "DATA.SPLIT_SEED=5"])
     return data, old, new, other
 
@@ -119,7 +121,11 @@ def test_a_new_run_holds_out_the_old_list_and_a_part_of_the_new_images(grown):
     _, old, new, _ = grown
     assert held_out_by(old) < held_out_by(new)
     assert {int(name[7:10]) >= 30 for name in held_out_by(new) - held_out_by(old)} == {True}
-    assert len(held_out_by(new)) == 24 + 12
+    assert len(held_out_by(new)) == 24 + 24  # with the share of the old run
+    before = RunSplit(3, 0.4, (), groups="(p.)/")
+    given = config_for("-opts", "DATA.SPLIT_SEED=5")
+    taken = _split_as(given, before).data
+    assert (taken.val_fraction, taken.split_seed, taken.groups) == (0.4, 5, "(p.)/")
 
 
 def test_both_models_are_compared_on_images_that_neither_was_trained_on(grown, tmp_path, capsys):

@@ -7,8 +7,19 @@ import re
 from itertools import chain
 
 import pytest
-from conftest import ROOT, line_of, told
-from source_helpers import IMAGE, classes_of, groups_apart, names_of, options, read_splits, tree, typed, write_table
+from conftest import ROOT, TINY_VIT, line_of, run_here, told
+from source_helpers import (
+    IMAGE,
+    classes_of,
+    groups_apart,
+    names_of,
+    options,
+    read_splits,
+    tree,
+    typed,
+    write_image,
+    write_table,
+)
 
 from datasets.reading import unlabelled
 
@@ -81,6 +92,15 @@ def test_media_have_the_labels_of_their_rows_and_events_are_groups(package):
     assert "observations.csv: 2 rows" in unused
     (unlabelled,) = told(train.notes, "no label")
     assert FILES[6] in unlabelled
+
+
+def test_the_screen_names_the_groups_of_a_package(package, tmp_path, capsys):
+    package([of_media(n) for n in range(40)])
+    for file in FILES:
+        write_image(tmp_path / file)
+    given = ["-dataset=csv", f"-data_path={tmp_path}", "-batch_size=4", f"-output={tmp_path / 'out'}", "-dry_run"]
+    run_here(*given, "-opts", *TINY_VIT, "MODEL.NUM_CLASSES=2")
+    assert "eventID" in capsys.readouterr().out
 
 
 def test_events_label_the_images_of_their_deployment_and_time(package):

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import each_row, refused, told
+from conftest import CPU, each_row, refused, told
 from source_helpers import groups_apart, options, read_splits, tree, typed, write_table
 
+from datasets.reading import read_data
 from datasets.sources.groups import suggest_groups
 from datasets.sources.samples import ImageFiles, listing_arrays
 from datasets.sources.shared_arrays import StringPacker
+from datasets.sources.source import Wanted
 
 R = random.Random(0)
 CASES = range(40)
@@ -155,3 +157,11 @@ def test_columns_are_groups_by_names_and_values(header, row, columns, tmp_path):
     advised = [one for note in notes for one in typed(note, given)]
     assert [one.groups for one in advised] == shlex.split(columns)
     assert all(sum(groups_apart(*read_splits(one))) >= 12 for one in advised)
+
+
+def test_without_groups_of_other_images_the_screen_has_the_reason_alone(tmp_path):
+    tree(tmp_path, "val/{a,b}/{1,2}.jpg")
+    read = read_data(Wanted(options(tmp_path, dataset="folder", groups="(patient.)/"), ("val",)), CPU)
+    (text,) = told(read.notes, "no figures of groups", "screen")
+    assert "4 of 4 images" in text
+    assert ";" not in text  # its advice would take the place of the reason
