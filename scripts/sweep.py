@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     root.mkdir(parents=True, exist_ok=True)
     with lock_run_folder(root):
         found = newest_runs(root)
-        done = {name for name, run in found.items() if run and run[1] in ("finished", "stopped")}
+        done = {name for name, (_, state) in found.items() if state in ("finished", "stopped")}
         left = {name: argv for name, argv in runs.items() if name not in done}
         print(f"{len(runs)} runs in {root}, {len(runs) - len(left)} done, {len(environments)} at a time", flush=True)
         atomic_write(root / SWEEP, json.dumps(read_json(root / SWEEP) | speeds))
@@ -143,22 +143,20 @@ def read_values(text: str) -> Sequence[Any]:
     return re.split(r",(?![^\[{]*[\]}])", text)
 
 
-def newest_runs(folder: Path) -> dict[str, tuple[Path, str] | None]:
-    """By the names of the runs in a folder, the newest one with a checkpoint, and its state; None: there is none."""
-    runs = dict[str, tuple[Path, str] | None]()
+def newest_runs(folder: Path) -> dict[str, tuple[Path, str]]:
+    """By the names of the runs in a folder, the newest one with a checkpoint, and its state."""
+    runs = dict[str, tuple[Path, str]]()
     for path in sorted(folder.glob("*")):
-        name, status = run_name(path), read_json(path / STATUS)
+        status = read_json(path / STATUS)
         if status.get("checkpoint"):
-            runs[name] = (path, status.get("state", ""))
-        elif name != path.name:
-            runs.setdefault(name)
+            runs[run_name(path)] = (path, status.get("state", ""))
     return runs
 
 
 def _train(
     root: Path,
     runs: dict[str, list[str]],
-    found: dict[str, tuple[Path, str] | None],
+    found: dict[str, tuple[Path, str]],
     environments: list[dict[str, str]],
 ) -> list[str]:
     """Trains the runs; returns a line for each one that failed. On a signal, all runs save and end.
