@@ -61,14 +61,16 @@ def main(argv: list[str]) -> int:
     mean: State = {}
     for count, path in enumerate(paths):
         load_pretrained(built.fp32, str(path), config.model, EVALUATE)
-        mean = add_to_mean(mean, state, count) if count else {name: tensor.clone() for name, tensor in state.items()}
+        if count == 0:
+            mean = {name: tensor.clone() for name, tensor in state.items()}
+        add_to_mean(mean, state, count)
         print_escaped(f"read: {path}")
     built.fp32.load_state_dict(mean)
     trained = trained.measure(built)
     output = flags.output or paths[0].with_name("average.pth")
     if any(name.endswith(".running_mean") for name in mean):
         print("Note: the running statistics of the batch norms are averaged, not measured again")
-    weights = {name: tensor.to(state[name].dtype).cpu() for name, tensor in mean.items()}
+    weights = {name: tensor.cpu() for name, tensor in mean.items()}
     options = trained.options | {"EVAL": {"TTA": config.eval.tta}}  # of its figure and its thresholds
     about = {"options": write_yaml(options)} | trained.description | exported_entry(trained.split)
     atomic_save(output, {"model": weights} | about)  # a checkpoint without optimizer
@@ -77,14 +79,11 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def add_to_mean(mean: State, state: State, count: int) -> State:
-    """The mean of `count` states with one more, in float64. Integers, such as counters, come from the first state."""
-    return {
-        name: tensor.double() + (state[name].double() - tensor.double()) / (count + 1)
-        if tensor.is_floating_point()
-        else tensor
-        for name, tensor in mean.items()
-    }
+def add_to_mean(mean: State, state: State, count: int) -> None:
+    """Adds one more state to the mean of `count`, in float64, a tensor at a time. Integers, such as counters, stay."""
+    for name, tensor in mean.items():
+        if tensor.is_floating_point():
+            tensor.copy_(tensor.double().lerp(state[name].double(), 1 / (count + 1)))
 
 
 def _checkpoints(run: Path) -> list[Path]:
@@ -92,7 +91,7 @@ def _checkpoints(run: Path) -> list[Path]:
     found = {}
     for path in checkpoints_by_progress(run):
         try:
-            checkpoint = load_checkpoint(path)
+            checkpoint = load_checkpoint(path, mmap=True)
         except UserError as error:
             print_escaped(f"skipped: {error}", file=sys.stderr)
             continue

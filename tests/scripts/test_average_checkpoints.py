@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,11 +22,13 @@ def averaged_run(digits_run) -> Path:
     return digits_run("TRAIN.BASE_LR=1e-2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9")
 
 
-def test_the_mean_is_computed_in_float64():
-    mean = {"a": torch.tensor([1.0, 3e38]), "n": torch.tensor(7)}
+def test_the_mean_is_computed_in_float64_in_its_own_memory():
+    tensor = torch.tensor([1.0, 3e38])
+    mean = {"a": tensor, "n": torch.tensor(7)}
     for count, number in enumerate((1.0, 4.0), start=1):
-        mean = add_to_mean(mean, {"a": torch.tensor([number, 3e38]), "n": torch.tensor(8)}, count)
-    assert mean["a"].float().tolist() == [2.0, torch.tensor(3e38).item()]
+        add_to_mean(mean, {"a": torch.tensor([number, 3e38]), "n": torch.tensor(8)}, count)
+    assert mean["a"] is tensor
+    assert tensor.tolist() == [2.0, torch.tensor(3e38).item()]
     assert mean["n"].item() == 7
 
 
@@ -48,9 +51,13 @@ def test_an_average_is_evaluated_and_read_by_pretrained(averaged_run, trained_di
     assert round(read_result(only_run(tmp_path / "eval", "eval"))["top1"], 2) == top1
 
 
-def test_each_checkpoint_of_a_run_counts_once(averaged_run):
-    """best.pth and last.pth are copies of others."""
+def test_each_checkpoint_of_a_run_counts_once(averaged_run, monkeypatch):
+    """best.pth and last.pth are copies of others. The states of the optimizer are not read into memory."""
+    load = Mock(wraps=load_checkpoint)
+    monkeypatch.setattr(average_checkpoints, "load_checkpoint", load)
     average_checkpoints.main([str(averaged_run)])
+    assert all(call.kwargs == {"mmap": True} for call in load.call_args_list)
+    assert load.called
     expected = [load_checkpoint(averaged_run / f"epoch-{epoch:03d}.pth")["state_dict_ema"] for epoch in (1, 2)]
     for name, tensor in torch.load(averaged_run / "average.pth", weights_only=True)["model"].items():
         torch.testing.assert_close(tensor, sum(state[name] for state in expected) / 2)
