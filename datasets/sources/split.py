@@ -157,15 +157,15 @@ def cut_images(
     if history.initial and "val" in splits:
         notes += _trained_before(history.initial, data, paths, is_val)
     problem = None if is_val.any() else part.problem
-    run_split = None
-    if "train" in splits:
-        run_split = replace(
-            rule,
-            held_out=_names_of(paths, is_val, kept.listed),
-            trained=np.union1d(known.trained, hashes[~is_val]),
-            held_out_groups=_names_of(groups, is_val, kept.held_out_groups),
-        )
-    return Cut(is_val, problem, notes, run_split, len(seen))
+    if "train" not in splits:
+        return Cut(is_val, problem, notes, num_trained=len(seen))
+    run_split = replace(
+        rule,
+        held_out=_names_of(paths, is_val, kept.listed),
+        trained=np.union1d(known.trained, hashes[~is_val]),
+        held_out_groups=_names_of(groups, is_val, kept.held_out_groups),
+    )
+    return Cut(is_val, problem, notes, run_split)
 
 
 def _names_of(strings: PackedStrings | None, is_val: np.ndarray, before: tuple[str, ...]) -> tuple[str, ...]:

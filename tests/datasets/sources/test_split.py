@@ -98,6 +98,16 @@ def test_images_of_the_training_are_named():
     assert note.startswith("Warning: ")
 
 
+@pytest.mark.parametrize("split", ["val", "train"])
+def test_of_the_images_held_out_alone_the_trained_ones_are_counted(split):
+    _, _, run = part(PATHS, "train")
+    seen = by_definition(PATHS, 2, seed=1) - by_definition(PATHS, 1)
+    images = StringPacker(PATHS).strings(), np.repeat([0, 1], 10), None
+    found = cut_images(*images, options("DIR", split_seed=1, val_fraction=0.2), [split], History(run))
+    assert found.num_trained == (len(seen) if split == "val" else 0)
+    assert seen
+
+
 def test_validation_images_that_initial_weights_have_seen_are_named():
     """Other data, of which a few names are the same, are not."""
     initial = part(PATHS, "train")[2]
