@@ -20,6 +20,7 @@ from test_export import BOXES, CLIENT, paths_of_machine
 
 from configs.schema import Data
 from configs.schema.operating_point import Decision, OperatingPoint
+from configs.schema.section import as_tuple
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import eval_crop
@@ -59,7 +60,7 @@ def test_the_graph_reads_pixels_as_an_evaluation_and_as_pillow(interpolation, tm
     file = tmp_path / "photo.png"
     for channels, (resize, size, crop_pct) in product((1, 3), values_of(RULES)):
         colors = {"imagenet_mean": (0.3, 0.4, 0.5)[:channels], "imagenet_std": (0.2, 0.25, 0.3)[:channels]}
-        values = {"image_size": size, "resize": resize, "crop_pct": crop_pct, "interpolation": interpolation}
+        values = {"image_size": as_tuple(size), "resize": resize, "crop_pct": crop_pct, "interpolation": interpolation}
         data = Data().model_copy(update={**values, **colors, "image_channels": channels})
         session = session_of(deploy.preprocessing_graph(data))
         deviation = 255 * np.float32(colors["imagenet_std"])[:, None, None]
