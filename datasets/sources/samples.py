@@ -286,6 +286,9 @@ class ImageFiles(EncodedImages):
     column: str = "path"
     sizes: Mapping[str, int] = field(default_factory=dict)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "sizes": {}}  # of reading: workers need no text for each of many folders
+
     @property
     def paths(self) -> PackedStrings:
         return strings_in(self.arrays, "paths")

@@ -11,6 +11,7 @@ from conftest import CPU, read_samples
 from source_helpers import options, read_splits, write_table
 
 from datasets.sources import shared_arrays
+from datasets.sources.folders.class_folders import read_class_folders
 from datasets.sources.sets.in_memory import ImageArray
 from datasets.sources.shared_arrays import share_arrays
 from tests.datasets.shards.tar_files import numbered, tar_of
@@ -39,6 +40,16 @@ def test_pickled_samples_are_small(tmp_path, dataset, number):
         assert received.name(index) == samples.name(index)
         assert received.targets[index] == samples.targets[index] == int(samples.paths[index][0])
         assert received.location(index) == samples.location(index)
+
+
+def test_pickled_samples_of_many_folders_are_small(tmp_path):
+    for patient in range(200):
+        image = tmp_path / f"cat/patient{patient}/1.jpg"
+        image.parent.mkdir(parents=True)
+        image.touch()
+    samples = read_class_folders(tmp_path)
+    assert len(samples.sizes) == len(samples) == 200
+    assert len(pickle.dumps(samples)) < 2_000
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
