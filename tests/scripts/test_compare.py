@@ -178,6 +178,11 @@ def test_sensitivity_and_specificity_at_the_threshold_of_each_model_are_compared
         torch.save(state | {key: state[key] | {"threshold": threshold}}, tmp_path / "other.pth")
         assert compare.main([str(new), str(tmp_path / "other.pth"), POINT]) == 10
         assert f"NEW: {title} of class1 0.00%" in capsys.readouterr().out
+    torch.save(
+        state | {key: state[key] | {"threshold": None}}, tmp_path / "other.pth"
+    )  # its images cannot reach the goal
+    with refused("EVAL.OPERATING_POINT"):
+        compare.main([str(tmp_path / "other.pth"), str(tmp_path / "other.pth"), POINT])
     torch.save({name: value for name, value in state.items() if name != key}, tmp_path / "none.pth")
     with refused("EVAL.OPERATING_POINT"):
         compare.main([str(new), str(tmp_path / "none.pth"), POINT])
