@@ -28,14 +28,27 @@ def import_timm_optimizers() -> None:
 
     timm's Muon imports them for its steps on such tensors, which this project does not use.
     """
-    sharded = "torch.distributed.tensor"
-    if sharded in sys.modules:
-        return
-    sys.modules[sharded] = None  # type: ignore[assignment]  # an ImportError, for which timm is prepared
-    try:
+    with _unavailable("torch.distributed.tensor"):  # timm is prepared for the ImportError
         import timm.optim  # noqa: F401
+
+
+def import_tensorboard() -> Any:
+    """torch's module of TensorBoard, without the packages by which TensorBoard writes to S3 and other remote places."""
+    with _unavailable("botocore", "fsspec"):
+        from torch.utils import tensorboard
+    return tensorboard
+
+
+@contextmanager
+def _unavailable(*names: str) -> Iterator[None]:
+    """The context in which an import of these modules, unless they are loaded, is an ImportError."""
+    hidden = [name for name in names if name not in sys.modules]
+    sys.modules |= dict.fromkeys(hidden)  # type: ignore[arg-type]
+    try:
+        yield
     finally:
-        del sys.modules[sharded]
+        for name in hidden:
+            del sys.modules[name]
 
 
 def register_timm_optimizer(name: str, optimizer: type, **facts: bool) -> None:

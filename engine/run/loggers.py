@@ -18,6 +18,7 @@ from engine.run.log import RunLogger
 from engine.run.record import DETAILS, RunRecord
 from utils.errors import UserError, error_from, hide_passwords, to_single_line
 from utils.files import atomic_write
+from utils.library_compat import import_tensorboard
 from utils.system import is_installed, require
 from utils.threads import DaemonPool
 
@@ -53,11 +54,9 @@ class TensorBoardLogger:
     """Writes event files to the folder `details`: curves, options and environment as text, a row of hyperparameters."""
 
     def __init__(self, log: _Log) -> None:
-        from torch.utils import tensorboard
-        from torch.utils.tensorboard.summary import hparams
-
+        tensorboard = import_tensorboard()
         self._writer_type: Any = tensorboard.SummaryWriter
-        self._hparams: Any = hparams
+        self._hparams: Any = tensorboard.summary.hparams
 
     def start(self, run: LoggedRun) -> None:
         """Hides events after the position of the checkpoint: a resumed run repeats them.

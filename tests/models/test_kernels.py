@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import GREY, TINY_RESNET, config_for, each_value, model_for, states, train
+from dispatch import DispatchMode, op_name, returns_view
 from torch import nn
 
 from models.kernels import FastDropout, prepare_convolutions
@@ -81,7 +82,7 @@ def flatten(state: dict[str, torch.Tensor]) -> torch.Tensor:
 SHAPE = (1001, 333)  # not a multiple of the four elements per draw
 
 
-@pytest.mark.parametrize("p", [0.1, 0.9])
+@pytest.mark.parametrize("p", [0.001, 0.1, 0.9, 0.996])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_probability_and_scale(p, dtype):
     torch.manual_seed(0)
@@ -91,6 +92,39 @@ def test_probability_and_scale(p, dtype):
     deviation = (p * (1 - p) / output.numel()) ** 0.5
     for part in (output, output.flatten()[::4], output.flatten()[3::4]):  # different bits of a draw
         assert (part == 0).float().mean().item() == pytest.approx(p, abs=8 * deviation)
+
+
+def test_elements_are_dropped_independently():
+    """The counts of rows of 64, 256 and 65,536 elements vary as binomial ones do; so do neighbours."""
+    torch.manual_seed(0)
+    dropped = (FastDropout(0.3)(torch.ones(2**24)) == 0).float()
+    for length in (64, 256, 2**16):
+        counts = dropped.view(-1, length).sum(1)
+        error = (2 / len(counts)) ** 0.5
+        assert counts.var().item() / (length * 0.21) == pytest.approx(1, abs=5 * error + 0.03)
+    for shift in (1, 8, 256):
+        assert ((dropped[shift:] * dropped[:-shift]).mean() - 0.09).abs() < 5 * 0.29 / 2**12
+
+
+def test_a_mask_takes_four_ops_and_nine_random_bits_per_element():
+    """As small tensors as those of a ViT at 64 pixels spend half of their time in calls."""
+    drop = FastDropout(0.1)
+    x = torch.randn(32, 17, 192, requires_grad=True)
+    ops = []
+
+    class Recorder(DispatchMode):
+        def __torch_dispatch__(self, op, types, arguments=(), keywords=None):
+            if not returns_view(op):
+                ops.append((op_name(op), arguments))
+            return op(*arguments, **(keywords or {}))
+
+    drop(x)  # computes the factor
+    with Recorder():
+        drop(x).sum().backward()
+    names = [name for name, _ in ops]
+    assert names[:3] == ["empty", "random_", "mul"] and names.count("mul") == 2
+    assert len(names) <= 8  # with the sum, its gradient, and where it is kept
+    assert 64 * ops[1][1][0].numel() <= 9 * x.numel()
 
 
 def test_gradient_uses_the_same_mask_and_the_seed_is_torchs():

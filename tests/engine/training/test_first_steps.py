@@ -96,7 +96,10 @@ LOADED_LATE = (
     "obstore", "pandas", "pyarrow", "scipy", "sklearn", "sympy", "tensorboard", "torch._dynamo.config",
     "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "transformers", "triton", "wandb",
 )  # fmt: skip
-UNUSED = "mlflow", "pandas", "pyarrow", "scipy", "sklearn", "trackio", "transformers", "wandb"  # up to the end
+UNUSED = (  # up to the end
+    "boto3", "botocore", "fsspec", "mlflow", "pandas", "pyarrow", "scipy", "sklearn", "trackio", "transformers",
+    "wandb",
+)  # fmt: skip
 AT_FIRST_LOSS = f"""
 import atexit, gc, sys
 atexit.register(lambda: print("frozen:", gc.get_freeze_count() > 0))
