@@ -5,6 +5,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cache
 from operator import itemgetter
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from configs.schema import Data
 from configs.yaml_io import shorten
+from datasets.sources.listing import list_directory
 from datasets.sources.tables.cells import columns_option
 from datasets.sources.tables.files import Cells, Lines, Table, open_columns, open_table, read_lines
 from utils.errors import UserError
@@ -123,10 +125,18 @@ def _open_package(media: Table, observations: Table, data: Data) -> Table:
     videos = Reason("videos are not read", "save their frames as images", "screen")
     unlabelled = Reason("images have no label", f"add their rows of level media to {observations.file}", "screen")
 
+    @cache
+    def files_in(folder: str) -> set[str]:
+        """A question per image would take minutes on the disk of a server."""
+        with suppress(OSError):
+            return {*list_directory(folder)[1]}
+        return set()
+
     def added_to(cells: Cells) -> Cells | Reason:
         if cells.get("fileMediatype", "").startswith("video"):
             return videos
-        if has_paths and not os.path.isfile(os.path.join(root, cells["filePath"].replace("\\", "/"))):
+        folder, name = os.path.split(os.path.join(root, cells["filePath"].replace("\\", "/")))
+        if has_paths and name not in files_in(folder):
             return missing
         found = of_media.get(cells["mediaID"])
         if not found:

@@ -3,8 +3,10 @@ is read by itself, of others the question has a command for each column that may
 """
 
 import json
+import os
 import re
 from itertools import chain
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, TINY_VIT, line_of, run_here, told
@@ -22,6 +24,8 @@ from source_helpers import (
 )
 
 from datasets.reading import unlabelled
+from datasets.sources.tables.joins import MEDIA as TABLE
+from datasets.sources.tables.joins import open_for
 
 SPECIES = ["Vulpes vulpes", "Capreolus capreolus"]
 FILES = [f"site{n // 20}/100RECNX/IMG_{n:04}.JPG" for n in range(40)]
@@ -159,6 +163,18 @@ def test_images_that_are_remote_or_missing_are_counted_until_they_are_there(pack
     for file in FILES:
         (tmp_path / file).unlink(missing_ok=True)
     assert "remote" in line_of(read_splits, given)
+
+
+def test_each_folder_is_listed_and_no_image_looked_at_before_the_check_of_images(package, monkeypatch):
+    data = package([of_media(n) for n in range(40)])
+    looked = []
+    stat = os.stat
+    monkeypatch.setattr(
+        os, "stat", lambda path, *args, **kwargs: looked.append(str(path)) or stat(path, *args, **kwargs)
+    )
+    table = open_for(Path(data.data_path, TABLE), data)
+    assert len([*table]) == 40
+    assert not [path for path in looked if path.endswith(".JPG")]
 
 
 def test_a_time_that_is_none_is_named(package):
