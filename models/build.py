@@ -55,7 +55,7 @@ def build_family(options: Model, data: Data) -> nn.Module:
         for pattern, eps in family.norm_eps.items():
             if re.fullmatch(pattern, name):
                 module.eps = eps
-    check_image_size(model, options.name, data)
+    check_image_size(model, f"MODEL.TYPE {options.type}", data)
     return model
 
 

@@ -137,7 +137,7 @@ def paddle_to_timm(file: Path, options: Model, model: nn.Module, state: State) -
     others, notes = _of_paddleclas(model, state)
     if body_names(model) <= counters.keys() | others.keys():
         return counters | others, notes
-    problem = f"{file}: contains {summarize_names(unknown)}, which {options.name} does not have"
+    problem = f"{file}: contains {summarize_names(unknown)}, which MODEL.TYPE {options.type} does not have"
     raise UserError(f"{problem}; give weights of this model, or set MODEL to match")
 
 

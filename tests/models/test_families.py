@@ -41,6 +41,13 @@ def test_weights_give_paddles_logits(folder):
     assert error_of(folder / "model.yaml", folder / "weights.pdparams") < 1e-5
 
 
+def test_weights_of_another_family_are_refused_by_the_name_of_the_own_one():
+    """Not by MODEL.NAME, which is "vit" unless it is given."""
+    assert "MODEL.TYPE swin " in line_of(
+        error_of, FIXTURES / "SwinTransformer/model.yaml", FIXTURES / "PiT/weights.pdparams"
+    )
+
+
 def test_the_position_embedding_of_mae_is_fixed():
     config = config_for(f"-cfg={FIXTURES / 'MAE' / 'model.yaml'}")
     model, _ = model_for(config)
