@@ -80,7 +80,10 @@ def main(argv: list[str]) -> int:
 
 
 def add_to_mean(mean: State, state: State, count: int) -> None:
-    """Adds one more state to the mean of `count`, in float64, a tensor at a time. Integers, such as counters, stay."""
+    """Adds one more state to the mean of `count`: computed in float64, a tensor at a time, and kept in its own type.
+
+    Integers, such as counters, stay.
+    """
     for name, tensor in mean.items():
         if tensor.is_floating_point():
             tensor.copy_(tensor.double().lerp(state[name].double(), 1 / (count + 1)))
