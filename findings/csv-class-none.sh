@@ -9,6 +9,7 @@
 #   pandas 2.3.3:    [nan, nan, nan, nan, nan, 'none', 'tumor']
 #   datasets 5.2.0:  [None, None, None, None, None, 'none', 'tumor']
 #   pyarrow 25.0.1:  ['None', 'NA', 'null', 'n/a', 'nan', 'none', 'tumor']
+# The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, pandas 3.1.1, pyarrow 26.0.1.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT

@@ -11,6 +11,7 @@
 #   datasets 5.2.0, cast_column: label 2, named 10
 #   datasets 5.2.0, class_encode_column: label 4, named 2
 #   datasets 5.2.0, CSV with features: label 4, named 2
+# The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, pyarrow 26.0.1.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT

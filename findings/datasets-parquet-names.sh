@@ -10,6 +10,7 @@
 # Last lines of a run on 2026-11-29 (labels of the file test.parquet: dog, cat, dog):
 #   datasets 5.2.0: test.parquet alone ['dog', 'cat', 'dog'], beside train.parquet ['cat', 'dog', 'cat']
 #   both as one split: ['cat', 'dog', 'cat', 'cat', 'dog', 'cat']; concatenate_datasets: ValueError
+# The same on 2026-11-30 with Python 3.13 and pyarrow 26.0.1.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT

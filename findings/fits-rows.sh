@@ -8,6 +8,7 @@
 # Last lines of a run on 2026-11-29 (three rows 0 1, 2 3, 4 5):
 #   astropy 7.2.3: [[0, 1], [2, 3], [4, 5]]
 #   Pillow 13.0.0: [[4, 5], [2, 3], [0, 1]], imageio 2.37.3: [[4, 5], [2, 3], [0, 1]]
+# The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, astropy 8.0.2.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT

@@ -8,6 +8,7 @@
 # Last lines of a run on 2026-11-28:
 #   flax 0.12.8: stored [0.0, 1.0, 2.0], restored [0.0, 4.6006e-41, 8.9683e-44]
 #   with astype(float32) before: [0.0, 1.0, 2.0]
+# The same on 2026-11-30 with Python 3.13 and flax 0.12.12, numpy 2.5.5.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT

@@ -10,6 +10,7 @@
 #   keras 3.15.1: label 0 1.099, 2 1.099, 3 0.0, -1 0.0, 255 0.0
 #   optax 0.2.8: label 0 1.099, 2 1.099, 3 nan, -1 1.099, 255 nan
 #   trained with the labels 1, 2, 3: keras' loss falls from 0.73 to 0.01, images of class 3 are predicted as [1]
+# The same on 2026-11-30 with Python 3.13 and jax 0.12.0.1, numpy 2.5.5.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT

@@ -10,6 +10,7 @@
 # Last lines of a run on 2026-11-29 (five classes of 50 images, validation_split=0.2, seed=1):
 #   keras 3.15.1: training 200, validation 50; shuffled both: 0 in both parts, 5 classes in validation
 #   shuffle=False for validation: 39 in both parts, 39 in none, 1 class in validation
+# The same on 2026-11-30 with Python 3.13 and jax 0.12.0.1, numpy 2.5.5.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT

@@ -11,6 +11,7 @@
 #   numpy 2.4.6, mean of 1000 ones: float32 1, float16 1, bfloat16 0.255859
 #   800 hits of 1000: float32 0.8, float16 0.799805, bfloat16 0.255859
 #   5000 x 2 ones, float16, first axis: mean 1.0, sum 2048.0, std 0.4526; last axis of 2 x 5000: sum 5000.0, std 0.0
+# The same on 2026-11-30 with Python 3.13 and numpy 2.5.5.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT

@@ -9,6 +9,7 @@
 #   Pillow 13.0.0, 10 bits: [0, 511, 1021, 1022, 1023] as [0, 128, 255, 0, 0]; OpenCV 5.0.0: [0, 127, 255, 255, 255]
 #   12 bits: [0, 2047, 4087, 4088, 4095] as [0, 128, 255, 0, 0]; OpenCV: [0, 127, 255, 255, 255]
 #   16 bits: [0, 32767, 65407, 65408, 65535] as [0, 128, 255, 0, 0]; OpenCV: [0, 127, 255, 255, 255]
+# The same on 2026-11-30 with Python 3.13 and imagecodecs 2026.10.10, numpy 2.5.5.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT

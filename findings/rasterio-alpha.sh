@@ -10,6 +10,7 @@
 # Last lines of a run on 2026-11-28:
 #   rasterio 1.4.4: uint8 red, green, blue, alpha, 160 of 320 pixels masked; uint16 gray, undefined x 3, 0 masked
 #   Pillow 13.0.0 opens the uint8 file as RGBA; with alpha="unspecified": red, green, blue, undefined, 0 masked
+# The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, rasterio 1.5.2.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT

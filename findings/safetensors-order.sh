@@ -10,6 +10,7 @@
 # Last lines of a run on 2026-11-29 (the first values given, the first values read):
 #   safetensors 0.7.0: kernel.T [0, 3, 1] [0, 3, 1], columns [1, 2, 4] [1, 2, 4], Fortran order [0, 1, 2] [0, 1, 2]
 #   safetensors 0.8.0: kernel.T [0, 3, 1] [0, 1, 2], columns [1, 2, 4] [1, 2, 3], Fortran order [0, 1, 2] [0, 3, 1]
+# The same on 2026-11-30 with Python 3.13 and numpy 2.5.5.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT

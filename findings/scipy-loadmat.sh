@@ -10,6 +10,7 @@
 # Last lines of a run on 2026-11-29 (labels 1 to 200 of class double, stored in bytes as MATLAB stores them):
 #   SciPy 1.17.1: whosmat double, loadmat uint8; label 200 + 100 = 44
 #   mat_dtype=True: float64; label 200 + 100 = 300.0
+# The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, scipy 1.18.1.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT

@@ -9,6 +9,7 @@
 # Last lines of a run on 2026-11-29:
 #   scipy 1.17.1: 200 of 200: (nan, nan), 199 of 200: (0.97, 1.0); lower limit above 0.9: False, True
 #   confidenceinterval: (nan, nan); scipy's exact interval of 200 of 200: (0.982, 1.0)
+# The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, scipy 1.18.1.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT

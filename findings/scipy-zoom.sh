@@ -9,6 +9,7 @@
 # Last lines of a run on 2026-11-29:
 #   SciPy 1.17.1: 0 0.46 0.92 1.38 1.85 2.31 2.77 3.23 3.69 4.15 4.62 5.08 5.54 6
 #   OpenCV 5.0.0, Pillow 13.0.0: 0 0.25 0.75 1.25 1.75 2.25 2.75 3.25 3.75 4.25 4.75 5.25 5.75 6; largest difference 0.21
+# The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, scipy 1.18.1.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT

@@ -8,6 +8,7 @@
 # Last lines of a run on 2026-11-28:
 #   scikit-image 0.26.0: PNG (16, 16, 3) [200, 30, 60]; TIFF (16, 16) 1
 #   Pillow 13.0.0: convert("RGB") gives [200, 30, 60] from both
+# The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, tifffile 2026.11.8.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT

@@ -8,6 +8,7 @@
 # Last lines of a run on 2026-11-28:
 #   tifffile 2026.3.3: z0.ome.tif (2, 8, 8), planes [10, 20]; z1.ome.tif (2, 8, 8), planes [10, 20]
 #   z1.ome.tif without z0.ome.tif: (2, 8, 8), planes [0, 20]
+# The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, tifffile 2026.11.8.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT

@@ -9,6 +9,7 @@
 # Last lines of a run on 2026-11-28 (number of slices: mode and pages in Pillow):
 #   tifffile 2026.3.3: 1: L x 1, 2: L x 2, 3: RGB x 1, 4: RGBA x 1, 5: L x 5, 6: L x 6
 #   with photometric="minisblack": 3: L x 3, 4: L x 4
+# The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, tifffile 2026.11.8.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT

@@ -9,6 +9,7 @@
 # Last lines of a run on 2026-11-29 (stored: 0, 100, 2000, 4095):
 #   TIFF: Pillow 13.0.0 [0, 100, 2000, 4095], OpenCV 5.0.0 [0, 1600, 32000, 65520], tifffile [0, 100, 2000, 4095]
 #   JPEG 2000: Pillow [0, 1600, 32000, 65520], OpenCV [0, 100, 2000, 4095], imagecodecs [0, 100, 2000, 4095]
+# The same on 2026-11-30 with Python 3.13 and imagecodecs 2026.10.10, numpy 2.5.5, tifffile 2026.11.8.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT

@@ -9,6 +9,7 @@
 # Last lines of a run on 2026-11-29 (color 200, 60, 30 behind alpha 0, after convert("RGB")):
 #   Pillow 13.0.0: PNG [200, 60, 30], WebP [0, 0, 0], WebP exact=True [200, 60, 30]
 #   OpenCV 5.0.0: PNG [200, 60, 30], WebP [0, 0, 0]; imagecodecs 2026.3.6: WebP [200, 60, 30]
+# The same on 2026-11-30 with Python 3.13 and imagecodecs 2026.10.10, numpy 2.5.5.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT

@@ -11,6 +11,7 @@
 # Last lines of a run on 2026-11-29 (100 labels of the class 3 in chunks of 10, three files removed):
 #   zarr 3.1.6: classes after the loss: {0: 30, 3: 70}; no file left: {0: 100}; cut off: an error
 #   chunks with a file: 7 of 10; of 100 labels of the class 0, as written: 0 of 10, with write_empty_chunks 10 of 10
+# The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, zarr 3.4.2.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT
