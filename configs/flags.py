@@ -259,7 +259,11 @@ def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
     try:
         arguments, unknown = parser.parse_known_args(words)
     except UserError:
-        _refuse_flags_of_others(words, [])  # as timm's --split validation
+        given = split_words(words)
+        is_timms = ["validation"]  # its --split has another name
+        _refuse_flags_of_others(
+            words, [word for word, values in given if word not in own_flags() or values == is_timms]
+        )
         raise
     if arguments.help is not None:
         return arguments
@@ -269,8 +273,8 @@ def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
         raise UserError(f"-cfg {arguments.cfg}: is Python, not YAML; for its precision add {preset} in its place")
     if not unknown:
         return arguments
-    _refuse_flags_of_others(words, unknown)
     names = [word for word, _ in split_words(unknown)]
+    _refuse_flags_of_others(words, names)
     hint = did_you_mean(names[0], (f"-{name}" for name in vars(arguments)), 0.75)
     if os.path.isdir(names[0]):
         hint = f"; a folder of images is -data_path={names[0]}"
@@ -278,11 +282,10 @@ def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
     raise UserError(f"unknown: {shown}{hint}; -h lists the flags, docs/flags.md has flags of other programs")
 
 
-def _refuse_flags_of_others(words: list[str], unknown: list[str]) -> None:
-    """Raises UserError for flags that another program has. unknown: those that have no name here, with their values."""
+def _refuse_flags_of_others(words: list[str], names: list[str]) -> None:
+    """Raises UserError for flags that another program has. names: of those that this program does not have."""
     given = [*split_words(words)]
     own = own_flags()
-    names = [word for word, _ in split_words(unknown)] or [word for word, _ in given]
     program = program_of(given, names)
     described = describe_flags(program, given, own) if program else ""
     if described:

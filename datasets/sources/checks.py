@@ -154,9 +154,8 @@ def _notes_on_evaluated(
     text = f"{len(few)} of {len(order)} classes have fewer than {least} {split} images"
     if samples.targets.ndim == 2 and split == "validation":
         text += ", so few that their thresholds are chance"
-    example = ", ".join(f"{shorten(names[label])}: {counts[label]}" for label in lowest)
-    fix = "add images" if split == "test" else "add images or set DATA.VAL_FRACTION"
-    return [Note("warning", f"{text} ({example}); {fix}")]
+    example = ", ".join(f"{counts[label]} of {shorten(names[label])}" for label in lowest)
+    return [Note("warning", f"{text} ({example}); add images")]
 
 
 def _notes_on_frames(splits: Sequence[ImageFiles], place: str) -> list[Note]:
@@ -193,7 +192,7 @@ def _notes_on_grey_levels(samples: Samples) -> list[Note]:
     share = np.cumsum(histogram)
     low, high = np.searchsorted(share, [_OUTLIERS * share[-1], (1 - _OUTLIERS) * share[-1]]).tolist()
     text = f"16-bit images become {num_used} of 256 levels, with values from {low} to {high}"
-    return [Note("warning", f"{text}; set DATA.GREY_RANGE=[{low}, {high}], or the range of the device")]
+    return [Note("warning", f"{text}; set DATA.GREY_RANGE=[{low},{high}], or the range of the device")]
 
 
 def check_same_data(splits: Mapping[str, Samples], context: ProcessContext) -> None:

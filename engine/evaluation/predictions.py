@@ -193,8 +193,9 @@ class Predictions:
                 write_workbook(book, csv.reader(table), self._number_columns)
             paths.append(self._folder / XLSX_FILE)
         if self._counts:
-            rows = [[*map(safe_cell, key), *counts] for key, counts in sorted(self._counts.items())]
-            atomic_write(self._folder / COUNTS_FILE, table_text(["group", "label", "images", REVIEW], rows))
+            header = ["group", "label", "images", *[REVIEW] * (REVIEW in self._columns)]
+            rows = [[*map(safe_cell, key), *counts][: len(header)] for key, counts in sorted(self._counts.items())]
+            atomic_write(self._folder / COUNTS_FILE, table_text(header, rows))
             paths.append(self._folder / COUNTS_FILE)
         if self._samples.groups is not None and self._kept[0].scores is not None:
             self._write_groups(join(self._kept), np.array([*self._samples.groups]))

@@ -163,15 +163,10 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
 def _without_decision(command: Command, plan: EvaluationPlan) -> EvaluationPlan:
     """The plan with the thresholds that were measured for the mean of the models of a sweep, not with a model's own.
 
-    Raises UserError: these images trained some of the models; a map or features of several models.
+    Raises UserError: a map or features of several models.
     """
     if command.embeds or (command.prediction and command.prediction.explain):
         raise UserError(f"-embed and -explain are of one model; give one with -resume={command.runs[0]}")
-    if not command.path and plan.split != "test" and plan.record.is_of(plan.config.data):
-        problem = f"-resume={command.runs[0].parent}: other folds were trained on the images that a fold holds out"
-        raise UserError(
-            f"{problem}; give other images with -data_path, or run scripts/report.py for figures out of fold"
-        )
     of_model = plan.record.decision
     decision = read_measured(command.runs)._replace(temperature=of_model.temperature)  # of the first model's logits
     notes = [Note("screen", f"The mean of {len(command.runs)} models: {', '.join(run.name for run in command.runs)}")]
@@ -189,8 +184,12 @@ def _decides(decision: Decision) -> bool:
 def _mean_session(
     command: Command, session: EvaluationSession, context: ProcessContext, logger: RunLogger
 ) -> EvaluationSession:
-    """The session of the mean of the models. Raises UserError: their classes or their preprocessing differ."""
+    """The session of the mean of the models.
+
+    Raises UserError: their classes or their preprocessing differ; these images trained some of them.
+    """
     plan, evaluator = session.plan, session.evaluator
+    is_of_training = not command.path and plan.split != "test" and plan.record.is_of(plan.config.data)
     members = [(evaluator, session.model)]
     for run in command.runs[1:]:
         found = find_checkpoint(str(run), context, best_first=True)
@@ -200,6 +199,11 @@ def _mean_session(
         config, record, _ = options_of_weights(command.with_weights(found.path))
         if (record.class_names, record.preprocessing) != (plan.record.class_names, plan.record.preprocessing):
             raise UserError(f"{run}: has other classes, or another preprocessing, than {command.runs[0]}")
+        if is_of_training and record.split != plan.record.split:
+            problem = f"-resume={run.parent}: the runs hold out different images, which trained the others"
+            raise UserError(
+                f"{problem}; give other images with -data_path, or run scripts/report.py for figures out of fold"
+            )
         built = build_eval_model(config, context, plan.purpose, record)
         own = replace(built.evaluator, class_mask=evaluator.class_mask, merged=evaluator.merged)
         members.append((own, built.compute))

@@ -246,13 +246,15 @@ def groups_of(runs: Sequence[RunContents], problems: list[str]) -> list[Group]:
         return []
     left_out = [run for run in trained if not _is_result(run)]
     problems += [f"left out of the mean: {run.name}: {run.short_status}" for run in left_out]
-    return [_group(asked, members) for members in groups.values()]
+    found = [_group(asked, members) for members in groups.values()]
+    return [group for group in found if len(group.runs) > 1]
 
 
 def _group(keys: list[str], members: list[RunContents]) -> Group:
     derived = compared_options(members)
     options = {key: None if key in derived else members[0].options.get(key) for key in keys}
-    runs = [run for run in members if _is_result(run)]
+    by_repetition = {repr([run.options.get(key) for key in _REPEATED]): run for run in members if _is_result(run)}
+    runs = [*by_repetition.values()]  # of a run and its continuation, the last one
     figures: dict[str, Any] = {"metric": members[0].metric.name, "runs": len(runs)}
     for name, found in {"": [run.score for run in runs], "test_": [run.test_score for run in runs]}.items():
         values = [value for value in found if value is not None]

@@ -187,17 +187,17 @@ class RunLogger:
         """Records a problem that does not end the run, and logs it."""
         self._run.warning(text)
 
-    def warn_of_skipped(self, images: str, skipped: int, number: int, lost: Sequence[str] = ()) -> None:
+    def warn_of_skipped(self, images: str, skipped: int, lost: Sequence[str] = ()) -> None:
         """Warns of unreadable images once in a start of the run, and again if there are more.
 
-        images: their split, such as 'training'. number: with the readable ones. lost: classes without a readable one.
+        images: their split, such as 'training'. lost: classes without a readable one.
         """
         if skipped > self._skipped[images]:
             if lost:
                 names = shortened(", ".join(map(repr, lost)), 60)
                 self.note(Note("warning", f"Figures leave out {names}: no {images} image can be read", misleads=True))
             self._skipped[images] = skipped
-            self.warn(f"Data: {skipped} of {number} {images} images are unreadable and skipped: see bad_images_*.csv")
+            self.warn(f"Data: {skipped} {images} images are unreadable and skipped: see bad_images_*.csv")
 
     def note(self, *notes: Note | Fact) -> None:
         """Logs notes and the lines of facts; facts and warnings are recorded."""

@@ -92,7 +92,7 @@ def log_validation(
     shown = [(metric, value) for metric, value in metrics.logged().items() if num_classes >= metric.min_classes]
     figures = ", ".join(f"{split} {metric.log_name or metric.title}: {metric.text(value)}" for metric, value in shown)
     logger.info(f"----- {title}{figures}, time: {seconds:.2f} s{precision and f', {precision}'}")
-    logger.warn_of_skipped(split.lower(), num_samples - metrics.samples, num_samples, lost)
+    logger.warn_of_skipped(split.lower(), num_samples - metrics.samples, lost)
 
 
 class _IntervalStart(NamedTuple):
@@ -180,7 +180,7 @@ class Reporter(Observer):
         if unreadable == self.images_per_epoch:
             problem = f"no training image of epoch {progress.epoch + 1} can be read"
             raise UserError(f"{problem}; bad_images_*.csv in {self._record.folder} has the reasons")
-        self.logger.warn_of_skipped("training", unreadable, self.images_per_epoch)
+        self.logger.warn_of_skipped("training", unreadable)
 
     def stop(self, progress: EpochProgress) -> None:
         """Writes the last report of a run that aborts. The aborted step is not counted, but its loss scale is."""

@@ -72,6 +72,9 @@ D --model resnet50 --checkpoint a.pth --crop-pct .9 | validate.py; -pretrained=a
 --model vit_b_16 --opt SGD --lr-scheduler CosineAnnealingLR --test-only | -model=vit_base_patch16_224; \
 NAME=SGD; NAME=cosine; --test-only: -eval; -cfg=configs/programs/torchvision.yaml; docs/flags.md#torchvision | nesterov
 --lr-warmup-epochs 5 --val-resize-size 236 | WARMUP_EPOCHS=5 (with --lr-warmup-method linear; none with constant |
+# A wrong value of an own flag is no line of another program
+-predict D -resume=R -format wde | -format; wide | timm
+-eval -resume=R -split valid | -split; test | timm
 # Not translated
 --model deit_small_patch16_224 --data-path D --output_dir out --input-size 192 --drop-path 0.2 --dist-eval | \
 --output_dir, --dist-eval: flags of DeiT; configs/deit_*.yaml; not translated | -opts

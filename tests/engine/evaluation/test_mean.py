@@ -86,6 +86,17 @@ def test_an_evaluation_measures_the_threshold_of_the_mean(sweep, images, tmp_pat
     assert "decision" not in predicted(tmp_path / "two", f"-predict={images}", f"-resume={sweep}")[0]
 
 
+def test_runs_that_hold_out_the_same_images_are_evaluated_on_them(trained_digits, tmp_path):
+    for rate in ("1e-2", "2e-2"):
+        run = trained_digits(f"TRAIN.BASE_LR={rate}")
+        shutil.copytree(run, tmp_path / f"sweep/LR={rate}-20260102-12-00")
+    (tmp_path / "sweep/sweep.json").write_text("{}")
+    folder = evaluate(tmp_path / "eval", f"-resume={tmp_path / 'sweep'}")
+    summaries = [read_json(one / "evaluation/summary.json") for one in (folder, run)]
+    assert summaries[0]["samples"] == summaries[1]["samples"]
+    assert summaries[0]["top1"] != summaries[1]["top1"]
+
+
 def test_what_a_mean_cannot_do_is_refused(sweep, images, tmp_path):
     with refused("-data_path"):  # each image trained some of the models
         run_here("-eval", f"-resume={sweep}")

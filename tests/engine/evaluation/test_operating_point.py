@@ -285,7 +285,7 @@ def test_without_a_decision_the_predicted_classes_are_counted(thresholds, labels
     options = Prediction("photos", 2, None, False, False, None)
     made = Predictions(tmp_path, samples, ["a", "b"], options, thresholds and np.array(thresholds))
     made.write([results], CPU)
-    assert read_table(tmp_path / "counts.csv")[1:] == [["g", labels[0], "1", "0"], ["g", labels[1], "2", "0"]]
+    assert read_table(tmp_path / "counts.csv")[1:] == [["g", labels[0], "1"], ["g", labels[1], "2"]]
 
 
 def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_learn(tmp_path, capsys):

@@ -236,6 +236,17 @@ def test_a_learning_curve_is_the_gain_per_doubling(further, has_curve, tmp_path,
     assert drawn == [("5 20 80", "11 60 90")] * has_curve
 
 
+def test_a_run_and_its_continuation_are_no_repetition(tmp_path, compare):
+    for name, rate, seed in (("a", 1, 0), ("a-again", 1, 0), ("other", 2, 0)):
+        make_run(tmp_path / name, 2, [f"TRAIN.BASE_LR={rate}", f"SEED={seed}"])
+    compare(*tmp_path.iterdir())
+    assert not (tmp_path / "groups.csv").exists()
+    make_run(tmp_path / "b", 2, ["TRAIN.BASE_LR=1", "SEED=1"])
+    compare(*(folder for folder in tmp_path.iterdir() if folder.is_dir()))
+    (group,) = read_rows(tmp_path / "groups.csv")
+    assert group["runs"] == "2"
+
+
 def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare):
     """Also the threshold; an image that two runs hold out leaves it out, with a line."""
     rng = np.random.default_rng(0)

@@ -215,7 +215,7 @@ def test_a_multi_label_run_has_mean_ap_and_no_matrix(tmp_path):
     row |= {"path": "1.png", "true_probability": ""}
     write_json(folder / "evaluation" / "tables.json", {"per_class": classes, "mistakes": [row]})
     page = read_page(folder)
-    assert "true cat | dog predicted dog 60.00% loss 1, 1.png" in page.text
+    assert "true cat | dog most probable dog 60.00% loss 1, 1.png" in page.text
     assert 'class="wrong"' not in page.html
     assert "mean AP, of 10 validation images 50.00% best validation mean AP; epoch 2 of 300" in page.text
     assert "cat 3 50.00%" in page.text
