@@ -9,6 +9,7 @@
 # Last lines of a run on 2026-11-28:
 #   keras 3.15.1: layers "stem", "head" are stored as dense, dense_1; swapped model: "head" has the weights of "stem"
 #   order of twelve layers in the file: dense, dense_1, dense_10, dense_11, dense_2
+# The same on 2026-11-30 with Python 3.13 and jax 0.12.0.1, numpy 2.5.5.
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT
