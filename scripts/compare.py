@@ -2,9 +2,9 @@
 
     python scripts/compare.py OLD NEW -data_path=DIR -margin=0.5
 
-OLD, NEW: folders of runs, or weight files. The images are those that OLD has held out, without those that NEW was
-trained on. The exit status is 0 if NEW is not worse, 10 if it is, and 11 if the images are too few to tell; 1 and 2 as
-of all programs (docs/operation.md).
+OLD, NEW: folders of runs, or weight files. The images are those that OLD has held out, or with -split=all all images,
+without those that OLD or NEW was trained on. The exit status is 0 if NEW is not worse, 10 if it is, and 11 if the
+images are too few to tell; 1 and 2 as of all programs (docs/operation.md).
 """
 
 import sys
@@ -19,9 +19,9 @@ from configs.command_line import Command, parse_command_line
 from configs.weights import NO_RECORD, PLACE, SPLIT, WeightsRecord, keys_of
 from datasets.loading.loader import build_eval_loader
 from datasets.sources.samples import Samples
-from datasets.sources.split import RunSplit, hash_paths
+from datasets.sources.split import hash_paths
 from engine.checkpoint.weights_record import read_record
-from engine.evaluation.images import Row, read_images
+from engine.evaluation.images import read_images
 from engine.evaluation.intervals import OF_POINT, decide_at, paired_interval
 from engine.evaluation.results import SampleResults
 from engine.evaluation.session import EvaluationSession, build_session
@@ -63,7 +63,8 @@ def main(argv: list[str]) -> int:
     samples.hash_content()
     results = [_evaluate(session, samples, context) for session in (old, new)]
     is_read = np.intersect1d(*(found.readable for found in results))
-    is_read = is_read[~_are_trained(samples, new.plan.record.split, read_images(files[1].parent))[is_read]]
+    is_trained = _are_trained("OLD", samples, old, files[0]) | _are_trained("NEW", samples, new, files[1])
+    is_read = is_read[~is_trained[is_read]]
     before, after = (found.take(is_read) for found in results)
     metric = best_metric(flags.metric, old.evaluator.multi_label)
     figures = [(metric, before, after)]
@@ -120,22 +121,23 @@ def _command(file: Path, of_old: WeightsRecord, rest: list[str]) -> Command:
     return replace(command, config=command.config.with_data(**of_data))
 
 
-def _are_trained(samples: Samples, of_new: RunSplit | None, rows: list[Row]) -> np.ndarray:
-    """Whether the new model was trained on each sample, bool (N,); prints how many they are.
+def _are_trained(name: str, samples: Samples, session: EvaluationSession, file: Path) -> np.ndarray:
+    """Whether a model was trained on each sample, bool (N,); prints how many they are.
 
-    rows: of the images that it has read; without them, the paths decide.
+    file: of its weights, beside the table of the images that it has read; without the table, the paths decide.
     """
-    contents = {row.sha256 for row in rows if row.split == "train"} - {""}
+    split = session.plan.record.split
+    contents = {row.sha256 for row in read_images(file.parent) if row.split == "train"} - {""}
     is_trained = np.zeros(len(samples), bool)
-    way = "not known: NEW has no list of its training images"
+    way = f"not known: {name} has no list of its training images"
     if contents and samples.hashes:
         is_trained = np.array([row.tobytes().hex() in contents for row in samples.hashes.rows])
         way = "by content"
-    elif of_new and len(of_new.trained):
-        is_trained = np.isin(hash_paths(samples.names_for_split), of_new.trained)
+    elif split and len(split.trained):
+        is_trained = np.isin(hash_paths(samples.names_for_split), split.trained)
         way = "by path"
     number = np.count_nonzero(is_trained)
-    print(f"Images: {len(samples)}, held out by OLD; of them {number} left out, as NEW was trained on them ({way})")
+    print(f"Images: {len(samples)}; of them {number} left out, as {name} was trained on them ({way})")
     return is_trained
 
 

@@ -69,7 +69,8 @@ def find_problems(
 ) -> list[Finding]:
     """Finds samples that can only be predicted: without any label, without files, or too few for a training."""
     findings: list[Finding] = []
-    if isinstance(samples, ImageFiles) and samples.targets.ndim == 2 and not (samples.targets > 0).any():
+    is_multi_label = samples.targets.ndim == 2 and len(samples)  # no sample is another problem
+    if isinstance(samples, ImageFiles) and is_multi_label and not (samples.targets > 0).any():
         fix = "fill in its labels"  # the average precision is not defined
         findings.append(f"{samples.file}: no image of the split {split} has a label; {fix}")
     if trains and split == "train" and not samples.findings:

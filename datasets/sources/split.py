@@ -181,7 +181,8 @@ def _listed(before: RunSplit, hashes: np.ndarray, groups: PackedStrings | None) 
     is_val = np.isin(hashes, _hashes_of(before.listed))
     if groups:
         is_val |= np.isin(hash_paths(groups), _hashes_of(before.held_out_groups))
-    problem = f"has none of the {len(before.listed)} images that the run held out; set DATA.SPLIT_SEED to split again"
+    fix = "evaluate all with -split=all, or set DATA.SPLIT_SEED to split again"
+    problem = f"has none of the {len(before.listed)} images that the run held out; {fix}"
     if not before.listed:
         problem = "has no validation split, unlike the data of the run; add it, or resume a run of this data"
     return Cut(is_val, problem)

@@ -135,7 +135,7 @@ def test_both_models_are_compared_on_images_that_neither_was_trained_on(grown, t
     (tmp_path / "list.txt").write_text("\n".join(str(data / name) for name in unseen))
     status = compare.main([str(old), str(other), "-margin=5"])
     text = capsys.readouterr().out
-    left_out = f"Images: 24, held out by OLD; of them {24 - len(unseen)} left out"
+    left_out = f"Images: 24; of them {24 - len(unseen)} left out"
     assert f"{left_out}, as NEW was trained on them (by content)" in text
     shutil.copy(other / "best.pth", tmp_path)
     compare.main([str(old), str(tmp_path / "best.pth")])
@@ -153,6 +153,17 @@ def test_both_models_are_compared_on_images_that_neither_was_trained_on(grown, t
         assert f"{name}: top-1 {figures[-1]:.2f}%" in text
     assert f"{figures[1] - figures[0]:+.4g}," in text
     assert status in (0, 11)
+
+
+def test_new_data_are_compared_without_the_images_that_a_model_was_trained_on(grown, tmp_path, capsys):
+    data, old, new, _ = grown
+    add_images(tmp_path, range(200, 210))
+    trained = next(name for name in (f"class0/{number:03}.png" for number in range(30)) if name not in held_out_by(old))
+    shutil.copy(data / trained, tmp_path / "class0/999.png")
+    with refused("-split=all"):
+        compare.main([str(old), str(new), f"-data_path={tmp_path}"])
+    compare.main([str(old), str(new), f"-data_path={tmp_path}", "-split=all"])
+    assert "Images: 21; of them 1 left out, as OLD was trained on them (by content)" in capsys.readouterr().out
 
 
 def test_sensitivity_and_specificity_at_the_threshold_of_each_model_are_compared(grown, tmp_path, capsys):
