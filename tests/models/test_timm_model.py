@@ -193,8 +193,8 @@ VIT MODEL.STEM=levit_128s | levit_128s has no features of stride 16
 @ConvMixer -opts MODEL.DROPPATH=0.1 | convmixer does not accept .*MODEL.DROPPATH; set
 @SwinTransformer -image_size=14 | ^-image_size: .* 14 is not a multiple of 4, as swin_\w+ needs; .* 16,16; -model=
 # Weights: the file, and the tensor and the values that differ
-@SwinTransformer -eval -pretrained=%DeiT_plain -opts SEED=0 | weights.pdparams: .*position_embedding.*, which MODEL.TYPE swin
-@LeViT -eval -pretrained=%LeViT -opts 'MODEL.DEPTH=[1, 1, 1]' | weights.pdparams: .*blocks.3.attn.*, which MODEL.TYPE levit
+@SwinTransformer -eval -pretrained=%DeiT_plain -opts SEED=0 | weights.pdparams: .*position_embedding.* MODEL.TYPE swin
+@LeViT -eval -pretrained=%LeViT -opts 'MODEL.DEPTH=[1, 1, 1]' | weights.pdparams: .*blocks.3.attn.* MODEL.TYPE levit
 @DeiT -eval -pretrained=%DeiT_plain -opts DATA.IMAGE_SIZE=24 | weights.pdparams: missing tensors: dist_token; .* MODEL
 """
 
