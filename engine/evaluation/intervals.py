@@ -14,7 +14,7 @@ import numpy as np
 from configs.schema.operating_point import OperatingPoint
 from datasets.sources.samples import label_pairs
 from engine.evaluation.ranking import RankingFigures, rank_outside_blocks, reaches, read_labels
-from engine.evaluation.results import ClassFigures, SampleResults, figures_of_counts, mean_f1
+from engine.evaluation.results import ClassFigures, SampleResults, choose_threshold, figures_of_counts, mean_f1
 from utils.metric_table import METRICS, OPERATING, Metric
 
 _BLOCKS = 20  # of the jackknife
@@ -127,21 +127,39 @@ def figures_at(results: SampleResults, point: OperatingPoint) -> dict[str, Any]:
     """The sensitivity and the specificity at a chosen point, in percent, None if not defined; their intervals, or why
     there is none.
 
-    goal: in words. confusion: samples by the true (row) and the predicted class (column): the others, the class.
+    goal: in words. confusion: samples by the true (row) and the predicted class (column): the others, the class; None
+    without a threshold.
     """
     binary = decide_at(results, point)
-    confusion = np.bincount(2 * binary.targets + binary.labels[:, 0], minlength=4).reshape(2, 2)
-    found: dict[str, Any] = {**point.model_dump(by_alias=True), "goal": point.title, "confusion": confusion.tolist()}
+    found: dict[str, Any] = {**point.model_dump(by_alias=True), "goal": point.title, "confusion": None}
+    if point.threshold is not None:
+        confusion = np.bincount(2 * binary.targets + binary.labels[:, 0], minlength=4).reshape(2, 2)
+        found["confusion"] = confusion.tolist()
     for label, name in enumerate(OF_POINT):
-        part = binary.take(np.flatnonzero(binary.targets == label))
+        unit = f"{results.unit} {('without', 'with')[label]} {point.name}"
+        part = replace(binary.take(np.flatnonzero(binary.targets == label)), unit=unit)
         share = None
         interval = None
-        reason = "no threshold" if point.threshold is None else f"no {results.unit}"
-        if point.threshold is not None and len(part.targets):
+        reason = f"no {unit}"
+        if point.threshold is None:
+            reason = _why_no_threshold(results, point)
+        elif len(part.targets):
             share = part.accuracy(1)
             interval, reason = confidence_interval(part, METRICS["top1"])
         found |= {name: share, f"{name}_interval": interval, f"{name}_interval_missing": reason or None}
     return found
+
+
+def _why_no_threshold(results: SampleResults, point: OperatingPoint) -> str:
+    """What the samples show: others may have decided."""
+    _, is_own = results.of_class(point.label)
+    if is_own.all() or not is_own.any():
+        kind = "without" if is_own.any() else "with"
+        return f"no threshold: no {results.unit} {kind} {point.name}"
+    if choose_threshold(results, point) is not None:
+        return "no threshold: the weights have none"
+    number = "none" if point.specificity else "all"
+    return f"no threshold: {point.title} is reached only with {number} called {point.name}"
 
 
 def decide_at(results: SampleResults, point: OperatingPoint) -> SampleResults:
@@ -167,7 +185,7 @@ def _units_of(results: SampleResults) -> tuple[np.ndarray, str]:
     readable = results.readable
     if results.groups is None:
         return np.arange(len(readable)), results.unit
-    return np.unique(results.groups[readable], return_inverse=True)[1], "groups"
+    return np.unique(results.groups[readable], return_inverse=True)[1], results.unit.replace("images", "groups", 1)
 
 
 def _units_of_classes(results: SampleResults, units: np.ndarray) -> np.ndarray:

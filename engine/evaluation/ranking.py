@@ -68,8 +68,8 @@ class RankingFigures:
 
     @property
     def mean_average_precision(self) -> float:
-        """The mean over the classes with positive samples; 0 without any."""
-        return float(np.nan_to_num(mean_defined(self.average_precision)))
+        """The mean over the classes with positive samples."""
+        return mean_defined(self.average_precision)
 
 
 def rank_samples(targets: np.ndarray, scores: np.ndarray, rows: np.ndarray | None = None) -> RankingFigures:

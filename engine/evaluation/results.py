@@ -175,6 +175,8 @@ class SampleResults:
         """
         is_known = self.targets != UNKNOWN
         rows = self.readable[is_known[self.readable].any(1)]
+        if not len(rows):
+            return math.nan
         true = self.targets[rows] > 0
         predicted = self.predicted[rows] & is_known[rows]
         return mean_f1(true.sum(axis), predicted.sum(axis), (true & predicted).sum(axis))
@@ -294,10 +296,10 @@ def join(parts: Sequence[SampleResults]) -> SampleResults:
 def mean_by_group(results: SampleResults) -> SampleResults:
     """The results of each group, in the order of the sorted names of `groups`, which must be known, as `scores`.
 
-    The probability of a class is the mean over the readable samples of the group. A label is unknown if it is in all of
-    them. A group whose samples have different
+    The probability of a class is the mean over the readable samples of the group. With several labels per sample, each
+    label is decided alone: it is unknown unless all samples of which it is known agree. With one, a group of different
     labels has no target, as one without a readable sample; `errors` has the reason. With `groups` of the operating
-    point, a group with a sample of its class has the labels of such a sample.
+    point, a group with a sample of its class has this class.
     """
     assert results.scores is not None and results.groups is not None
     names, first, group_of = np.unique(results.groups, return_index=True, return_inverse=True)
@@ -314,14 +316,19 @@ def mean_by_group(results: SampleResults) -> SampleResults:
     targets = np.full_like(results.targets[first], UNKNOWN)
     np.maximum.at(targets, number, own)
     differs = (targets[number] != own) & (own != UNKNOWN)
-    mixed = number[differs.reshape(len(number), -1).any(axis=1)]
-    point = results.point
-    if point and point.groups:
-        has_class = has_label(own, point.label)
-        targets[number[has_class]] = own[has_class]
-        mixed = np.setdiff1d(mixed, number[has_class])
     errors = dict.fromkeys(np.setdiff1d(np.arange(len(names)), number).tolist(), "no image can be read")
-    errors |= dict.fromkeys(mixed.tolist(), MIXED_LABELS)
+    point = results.point
+    if point and point.groups and own.ndim == 2:
+        differs[:, point.label] = False  # the maximum is right
+    elif point and point.groups:
+        has_class = number[own == point.label]
+        targets[has_class] = point.label
+        differs &= ~np.isin(number, has_class)
+    if own.ndim == 2:
+        rows, labels = np.nonzero(differs)
+        targets[number[rows], labels] = UNKNOWN
+    else:
+        errors |= dict.fromkeys(number[differs].tolist(), MIXED_LABELS)
     targets[list(errors)] = PADDING
     found = results_of_scores(targets, means)
     of_groups = point and point.model_copy(update={"threshold": point.group_threshold})
@@ -412,8 +419,8 @@ def figures_of_counts(
 
 
 def mean_f1(true: Any, predicted: Any, hits: Any) -> float:
-    """The mean of F1 over samples or classes with so many labels, percent; 0 without true and predicted ones."""
-    return 200 * float(np.mean(hits / np.maximum(true + predicted, 1)))
+    """The mean of F1 over samples or classes with so many labels, percent; 0 of one without true and predicted ones."""
+    return 200 * mean_defined(np.atleast_1d(hits / np.maximum(true + predicted, 1)))
 
 
 def classes_without_images(results: SampleResults, targets: np.ndarray, names: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from configs.schema.operating_point import Decision, Goal, OperatingPoint, proba
 from configs.weights import WeightsRecord
 from configs.yaml_io import find_name, shorten
 from datasets.sources.class_names import list_names, names_of_labels, new_names
-from datasets.sources.samples import Samples
+from datasets.sources.samples import UNKNOWN, Samples
 from datasets.sources.shared_arrays import to_nfc
 from datasets.transforms.device import Normalize
 from engine.checkpoint.files import find_checkpoint
@@ -265,15 +265,26 @@ def operating_goal(config: Config, names: Sequence[str]) -> OperatingPoint | Non
 
 
 def note_on_goal(goal: OperatingPoint | None, samples: Samples) -> list[Note]:
-    """A note if one image of these is more than the goal leaves: it is then 100%."""
+    """Notes if one image, or one group, of these is more than the goal leaves: it is then 100%."""
     if goal is None:
         return []
     is_own = has_label(samples.targets, goal.label)
-    number = np.count_nonzero(is_own if goal.sensitivity else ~is_own)
+    is_other = ~is_own
+    if samples.targets.ndim == 2:
+        is_other &= samples.targets[:, goal.label] != UNKNOWN
+    wanted, rest = is_other, is_own
+    if goal.sensitivity:
+        wanted, rest = is_own, is_other & (goal.groups is None)
+    numbers = {"images": len(np.flatnonzero(wanted))}
+    if samples.groups is not None:
+        groups = np.array([*samples.groups])
+        numbers["groups"] = len(np.setdiff1d(groups[wanted], groups[rest]))
     needed = round(1 / (1 - (goal.specificity or goal.sensitivity or 0)))
-    if number >= needed:
-        return []
-    return [Note("screen", f"{_KEY}: {goal.title} of {number} images is 100%; give {needed} images, or a lower goal")]
+    return [
+        Note("screen", f"{_KEY}: {goal.title} of {number} {unit} is 100%; give {needed}, or a lower goal")
+        for unit, number in numbers.items()
+        if number < needed
+    ]
 
 
 def _check_prediction(options: Prediction, config: Config, number: int) -> None:

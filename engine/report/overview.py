@@ -1,5 +1,6 @@
 """The head of a page: state, result, model and data; the same figures for tables and the log."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -159,10 +160,23 @@ def _group_tiles(run: RunContents, evaluation: Evaluation, split: str) -> list[T
     groups = evaluation.groups
     if not groups:
         return []
-    left_out = groups.values.get("unreadable")
-    remark = f"{left_out} groups have different labels, or no image: left out" if left_out else ""
-    tile = _result_tile(run, groups, split, groups.values.get(run.metric.name), remark, "groups")
+    score = groups.values.get(run.metric.name)
+    tile = _result_tile(run, groups, split, math.nan if score is None else score, _remark_on_groups(groups), "groups")
     return [replace(tile, name=f"{tile.name} by group"), *_point_tiles(groups, f"{split} group".strip())]
+
+
+def _remark_on_groups(groups: Evaluation) -> str:
+    """The groups that do not count, and the option that counts them."""
+    values = groups.values
+    remarks = []
+    if left_out := values.get("unreadable"):
+        remarks.append(f"left out for different labels, or no readable image: {left_out}")
+    if any(known < values["samples"] for known, _, _ in groups.by_class("known")):
+        remarks.append("labels that differ in a group count as unknown")
+    point = values.get("operating_point")
+    if remarks and point and not point.get("groups"):
+        remarks.append("with groups: any in EVAL.OPERATING_POINT of a new run, one image of its class decides")
+    return "; ".join(remarks)
 
 
 def _point_tiles(evaluation: Evaluation, split: str) -> list[Tile]:
@@ -183,12 +197,11 @@ def _sensitivity_tile(point: dict[str, Any], split: str) -> Tile:
     sensitivity, *figures = point_figures(point)
     logit = point.get("threshold")
     if logit is None:
-        reason = f"the images that choose it reach the goal only if none or all are called {positive}"
-        return Tile(name, sensitivity, f"no threshold: {reason}, are of one kind, or have no groups", words)
+        return Tile(name, sensitivity, point.get("sensitivity_interval_missing") or "no threshold", words)
     remarks = [
         *figures,
         f"from p {probability_of(logit):.4g} on",
-        f"chosen on validation images for {point.get('goal')}",
+        f"chosen in validation for {point.get('goal')}",
     ]
     return Tile(name, sensitivity, "; ".join(remarks), words)
 

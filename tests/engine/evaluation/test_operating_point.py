@@ -91,6 +91,33 @@ def test_a_goal_that_the_images_cannot_resolve_is_told(goal, ill, well, is_told,
     assert [note.kind for note in note_on_goal(point_of(**goal), samples)] == ["screen"] * is_told
 
 
+@pytest.mark.parametrize("goal, told", [
+    ({"specificity": 0.5}, ["1"]), ({"specificity": 0.75, "groups": "any"}, ["3", "1"]),
+    ({"sensitivity": 0.5}, ["1"]), ({"sensitivity": 0.5, "groups": "any"}, []),
+])  # fmt: skip
+def test_a_goal_that_the_groups_cannot_resolve_is_told(goal, told):
+    """Of three images and one group without the class, one of them in a mixed group; of one and two groups with it."""
+    targets = np.array([[0, 0, 0, 1, 1, -2]], np.int8).T
+    samples = ImageArray(np.zeros((6, 1, 1, 1), np.uint8), targets, ["ill"])
+    samples.arrays |= to_arrays(StringPacker([*"aabbcd"]).strings(), "groups")
+    notes = note_on_goal(point_of(0, **goal), samples)
+    assert [re.search(r"of (\d)", note.text)[1] for note in notes] == told
+
+
+def test_why_there_is_no_threshold_or_no_interval():
+    """Each case has its reason: images of one kind; a goal that none reaches; weights without a threshold."""
+    results = drawn(0, 2)
+    chosen = point_of(specificity=0.5, is_chosen=True)
+    reversed_order = replace(results, scores=2.0 * (results.targets[:, None] == [[1, 0]]).astype(np.float32))
+    cases = [results.take(np.flatnonzero(results.targets == one)) for one in (0, 1)] + [results, reversed_order]
+    whys = {figures_at(one, chosen)["sensitivity_interval_missing"] for one in cases}
+    assert len(whys) == len(cases)
+    alone = replace(results, groups=np.where(results.targets == 1, "a", np.arange(120).astype(str)))
+    found = figures_at(alone, chosen.model_copy(update={"threshold": 0.0}))
+    assert found["specificity_interval"]
+    assert "with ill" in found["sensitivity_interval_missing"]
+
+
 # The labels of images by descending score, the goal, the sensitivity at the point
 WORSE_THAN_NONE = """
 1 0 0 0 1 | specificity 0.9 | 50

@@ -15,6 +15,7 @@ from datasets.sources.samples import UNKNOWN
 from engine.evaluation.intervals import _BLOCKS, _jackknife, confidence_interval, figures_at, ranking_of
 from engine.evaluation.results import SampleResults, choose_threshold, mean_by_group
 from engine.evaluation.tables import ResultTables, read_scores
+from utils.files import read_json
 from utils.metric_table import METRICS, metrics_of
 from utils.tables import read_rows
 
@@ -100,13 +101,56 @@ def test_an_operating_point_and_the_auroc_of_a_class(unknown):
     assert ranking_of(unknown, 1, NAMES)["auroc"] == pytest.approx(100 * roc_auc_score(true, scores))
 
 
-def test_a_group_has_the_labels_that_are_known_of_its_images():
-    targets = torch.tensor([[1, -2], [-2, 0], [0, -2], [0, -2], [1, 0], [0, 0]], dtype=torch.int8)
-    results = replace(results_for(targets, torch.zeros(6, 2)), groups=np.array([*"aabbcc"]))
-    grouped = mean_by_group(results)
-    assert grouped.targets.tolist() == [[1, 0], [0, UNKNOWN], [PADDING, PADDING]]
-    assert [*grouped.errors] == [2]
+@pytest.mark.parametrize("rule", [None, "any"])
+def test_each_label_of_a_group_is_decided_alone(rule):
+    """By hand: by the images of which it is known, if they agree, and of the class of a point with `any` by each."""
+    rng = np.random.default_rng(0)
+    patients = rng.integers(0, 40, 120).astype(str)
+    targets = rng.choice(np.array([0, 0, 1, UNKNOWN], np.int8), (120, 3))
+    results = results_for(torch.from_numpy(targets), torch.from_numpy(rng.normal(size=(120, 3))).float())
+    point = OperatingPoint(name="bee", label=1, specificity=0.5, groups=rule)
+    results = replace(results, groups=patients, point=point)
+    grouped = mean_by_group(replace(results, point=results.used_point))
+    expected = np.full_like(grouped.targets, UNKNOWN)
+    means = np.zeros(expected.shape)
+    for row, patient in enumerate(np.unique(patients)):
+        means[row] = (1 / (1 + np.exp(-results.scores[patients == patient].astype(np.float64)))).mean(0)
+        for label, cells in enumerate(targets[patients == patient].T):
+            known = {*cells.tolist()} - {UNKNOWN}
+            if len(known) == 1 or (known and rule and label == 1):
+                expected[row, label] = max(known)
     assert confidence_interval(results, METRICS["mean_ap"])[0]
+    assert grouped.errors == {}
+    assert grouped.targets.tolist() == expected.tolist()
+    assert not np.array_equal(expected[:, 0] == UNKNOWN, expected[:, 1] == UNKNOWN)
+    found = figures_at(grouped, grouped.point)
+    is_called = means[:, 1] >= 1 / (1 + np.exp(-grouped.point.threshold))
+    confusion = [[np.sum((expected[:, 1] == own) & (is_called == called)) for called in (0, 1)] for own in (0, 1)]
+    assert found["confusion"] == confusion
+    assert found["specificity"] == pytest.approx(100 * confusion[0][0] / sum(confusion[0]))
+    assert found["sensitivity"] == pytest.approx(100 * confusion[1][1] / sum(confusion[1]))
+    for label in (0, 2):
+        is_known = expected[:, label] != UNKNOWN
+        auroc = roc_auc_score(expected[is_known, label], means[is_known, label])
+        assert grouped.ranking.auroc[label] == pytest.approx(100 * auroc)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("others", [[], [[0, 0]]])
+def test_a_figure_of_groups_without_a_label_is_undefined(others, tmp_path):
+    """Of two groups whose images differ on all labels, and of a third one without labels."""
+    targets = torch.tensor([[1, 0], [0, 1], [0, 1], [1, 0], *others], dtype=torch.int8)
+    logits = torch.arange(2.0 * len(targets)).reshape(-1, 2) - 4
+    point = OperatingPoint(name="bee", label=1, specificity=0.5)
+    results = replace(results_for(targets, logits), groups=np.array([*"aabbc"])[: len(targets)], point=point)
+    for metric in ("mean_ap", "sample_f1"):
+        ResultTables(tmp_path, NAMES[:2], str).write(results.metrics(metric), results, {})
+        groups = read_json(tmp_path / "groups/summary.json")
+        assert (groups["samples"], groups["unreadable"], groups["interval"]) == (2 + len(others), 0, None)
+        undefined = ["mean_ap", "auroc", "macro_f1"] + ["micro_f1", "sample_f1", "loss"] * (not others)
+        assert [groups[name] for name in undefined] == [None] * len(undefined)
+        of_point = groups["operating_point"]
+        assert {of_point[name] for name in ("threshold", "sensitivity", "specificity", "confusion")} == {None}
 
 
 def test_tables_and_scores(unknown, tmp_path):

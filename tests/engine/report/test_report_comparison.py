@@ -311,7 +311,7 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
     assert "out of fold group sensitivity, b" in head
     recognized = round((labels == 1).sum() * point["sensitivity"] / 100)
     assert f"out of fold sensitivity, b; {recognized} of {(labels == 1).sum()}; " in head
-    assert "chosen on validation images for 90% specificity" in head
+    assert "chosen in validation for 90% specificity" in head
     assert "worst class F1" in head
     of_another = [path.replace("2/", "1/") for path in paths]
     np.savez(folder / "evaluation/scores.npz", **(arrays | {"paths": of_another}))
