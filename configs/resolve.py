@@ -335,10 +335,11 @@ def token_follows_distillation(options: OptionTable) -> Iterable[Note]:
 
 
 def warmup_follows_epochs(options: OptionTable) -> Iterator[Note]:
-    """A warm-up of NUM_EPOCHS or more is a tenth of them, unless the layer of NUM_EPOCHS, or a higher one, gives it."""
+    """A recipe's warm-up of half of NUM_EPOCHS, or a default one of all, is a tenth, unless their layer gives it."""
     epochs = options.get(EPOCHS, Train.model_fields["num_epochs"].default)
     warmup = options.get(WARMUP, Train.model_fields["warmup_epochs"].default)
-    if warmup < epochs or options.row(WARMUP).level >= options.row(EPOCHS).level:
+    too_long = epochs / 2 if options.row(WARMUP).level else epochs  # the default is PaddleViT's
+    if warmup < too_long or options.row(WARMUP).level >= options.row(EPOCHS).level:
         return
     options.set(WARMUP, epochs / 10)
     change = f"{WARMUP} is {epochs / 10:g} in place of {warmup:g} ({options.row(WARMUP).source or 'default'})"

@@ -220,7 +220,7 @@ class Train(Augmentation, Distillation):
     warmup_epochs: float = option(
         32,
         "epochs of linear warm-up, included in NUM_EPOCHS; a tenth of them where another file, -epochs or -opts "
-        "lowers them to the warm-up or less",
+        "lowers them to twice the recipe's warm-up or less (without one in the recipe: to the warm-up or less)",
         ge=0,
     )
     weight_decay: float = option(0.3, "weight decay; not applied to biases, norms and tokens", ge=0)

@@ -113,16 +113,17 @@ def test_a_metric_that_does_not_apply_to_the_data_is_refused(metric, multi_label
     assert f"EVAL.BEST_METRIC {metric} does not apply to {problem}" in message
 
 
-WARM_UPS = {  # a recipe; the warm-up of a run of 5 epochs; the origins of a longer one in lines about it
+WARM_UPS = {  # a recipe; the warm-up of a run of 5 epochs; the origins of another one in lines about it
     "default": ("SEED: 0", 0.5, ["default"]),
     "family": ("MODEL: {TYPE: swin}", 0.5, ["default"]),
     "recipe": ("TRAIN: {NUM_EPOCHS: 300, WARMUP_EPOCHS: 32}", 0.5, ["recipe.yaml:1"]),
-    "short": ("TRAIN: {WARMUP_EPOCHS: 4}", 4, []),
+    "half": ("TRAIN: {WARMUP_EPOCHS: 2.5}", 0.5, ["recipe.yaml:1"]),
+    "short": ("TRAIN: {WARMUP_EPOCHS: 2}", 2, []),
 }
 
 
 @pytest.mark.parametrize("case", WARM_UPS)
-def test_a_warm_up_that_is_not_shorter_than_the_run_becomes_a_tenth(case, tmp_path):
+def test_a_warm_up_of_much_of_the_run_becomes_a_tenth(case, tmp_path):
     text, expected, origins = WARM_UPS[case]
     (tmp_path / "recipe.yaml").write_text(text)
     (tmp_path / "short.yaml").write_text("BASE: [recipe.yaml]\nTRAIN: {NUM_EPOCHS: 5}")
