@@ -335,7 +335,7 @@ def token_follows_distillation(options: OptionTable) -> Iterable[Note]:
 
 
 def warmup_follows_epochs(options: OptionTable) -> Iterator[Note]:
-    """A recipe's warm-up of half of NUM_EPOCHS, or a default one of all, is a tenth, unless their layer gives it."""
+    """A recipe's warm-up of half of NUM_EPOCHS or more (the default: of all) is a tenth; one beside them stays."""
     epochs = options.get(EPOCHS, Train.model_fields["num_epochs"].default)
     warmup = options.get(WARMUP, Train.model_fields["warmup_epochs"].default)
     too_long = epochs / 2 if options.row(WARMUP).level else epochs  # the default is PaddleViT's
