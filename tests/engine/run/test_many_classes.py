@@ -17,7 +17,7 @@ from engine.checkpoint.run_folder import write_run_options
 from engine.checkpoint.weights_record import weights_record
 from engine.run.record import RunRecord, read_run
 
-CLASSES = 20_000
+CLASSES = 100_000
 NAMES = [f"n{number:08d} a name of sixty characters, as of a species {number:08d}" for number in range(CLASSES)]
 
 
@@ -32,7 +32,7 @@ def recipe(tmp_path_factory):
     return file
 
 
-def test_the_options_of_20000_classes_are_read_with_little_yaml(recipe, tmp_path, monkeypatch):
+def test_the_options_of_100000_classes_are_read_with_little_yaml(recipe, tmp_path, monkeypatch):
     compose = Mock(wraps=yaml.compose)
     monkeypatch.setattr(yaml, "compose", compose)
     config = config_for(f"-cfg={recipe}", "-data_path=.")
@@ -46,7 +46,7 @@ def test_the_options_of_20000_classes_are_read_with_little_yaml(recipe, tmp_path
     assert max(len(call.args[0]) for call in compose.call_args_list) < 20_000
 
 
-def test_the_names_of_20000_classes_are_read(tmp_path):
+def test_the_names_of_100000_classes_are_read(tmp_path):
     (tmp_path / "classes.txt").write_text("\n".join(NAMES))
     assert read_class_list(tmp_path / "classes.txt") == NAMES
     record = RunRecord()
