@@ -219,15 +219,19 @@ class Evaluator:
         """The results of the next `num_samples` samples, on the main process; and their unreadable images, on all."""
         arrays = {}
         for name, first in list(parts[0].items()):
-            rest = whole = torch.empty(num_samples, *first.shape[1:], dtype=first.dtype)
+            whole = torch.empty(num_samples, *first.shape[1:], dtype=first.dtype)
+            done = 0
             for start in range(0, len(parts), _BATCHES_PER_GATHER):
                 batches = [part.pop(name) for part in parts[start : start + _BATCHES_PER_GATHER]]
                 gathered = gather_to_main(torch.stack(batches), self.context)
-                if gathered is not None:  # of each rank (batches, B, ...): batch b is on rank b % world size
-                    by_batch = torch.stack([values.cpu() for values in gathered], dim=1).flatten(0, 2)[: len(rest)]
-                    rest[: len(by_batch)] = by_batch
-                    rest = rest[len(by_batch) :]
-                    arrays[name] = whole.numpy()
+                if gathered is None:
+                    continue
+                by_batch = torch.stack([values.cpu() for values in gathered], dim=1)  # batch b: rank b % world size
+                samples = by_batch.flatten(0, 2)[: num_samples - done]  # the last batches are filled up
+                whole[done : done + len(samples)] = samples
+                done += len(samples)
+            if self.context.is_main:
+                arrays[name] = whole.numpy()
         gathered_bad = gather_objects(bad, self.context)
         return arrays, {index: image for part in gathered_bad for index, image in part.items()}
 
