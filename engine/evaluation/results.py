@@ -332,7 +332,8 @@ def mean_by_group(results: SampleResults) -> SampleResults:
     targets[list(errors)] = PADDING
     found = results_of_scores(targets, means)
     of_groups = point and point.model_copy(update={"threshold": point.group_threshold})
-    return replace(found, errors=errors, thresholds=results.thresholds, point=of_groups, unit="groups")
+    thresholds = results.used_thresholds if own.ndim == 2 else None  # of the samples
+    return replace(found, errors=errors, thresholds=thresholds, point=of_groups, unit="groups")
 
 
 MIXED_LABELS = "its images have different labels"

@@ -103,7 +103,10 @@ def test_an_operating_point_and_the_auroc_of_a_class(unknown):
 
 @pytest.mark.parametrize("rule", [None, "any"])
 def test_each_label_of_a_group_is_decided_alone(rule):
-    """By hand: by the images of which it is known, if they agree, and of the class of a point with `any` by each."""
+    """By hand: by the images of which it is known, if they agree, and of the class of a point with `any` by each.
+
+    The thresholds of F1 are of the images, as in an evaluation of the weights.
+    """
     rng = np.random.default_rng(0)
     patients = rng.integers(0, 40, 120).astype(str)
     targets = rng.choice(np.array([0, 0, 1, UNKNOWN], np.int8), (120, 3))
@@ -133,6 +136,9 @@ def test_each_label_of_a_group_is_decided_alone(rule):
         is_known = expected[:, label] != UNKNOWN
         auroc = roc_auc_score(expected[is_known, label], means[is_known, label])
         assert grouped.ranking.auroc[label] == pytest.approx(100 * auroc)
+        is_called = means[:, label] >= 1 / (1 + np.exp(-results.used_thresholds[label]))  # of the images
+        f1 = f1_score(expected[is_known, label], is_called[is_known])
+        assert grouped.per_class.f1[label] == pytest.approx(100 * f1)
 
 
 @pytest.mark.filterwarnings("error")
