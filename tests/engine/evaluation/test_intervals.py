@@ -112,7 +112,7 @@ def drawn_results(targets: np.ndarray, recalls: np.ndarray, uniform: np.ndarray)
     return SampleResults(targets, labels.astype(np.int32)[:, None], empty[:, None], empty)
 
 
-@pytest.mark.parametrize("name", ["balanced_accuracy", "macro_f1", "min_recall", "auroc", "specificity"])
+@pytest.mark.parametrize("name", ["balanced_accuracy", "macro_f1", "precision", "min_recall", "auroc", "specificity"])
 @pytest.mark.parametrize("is_right", [True, False])
 def test_one_image_of_a_class_leaves_its_figure_open(name, is_right):
     """199 images of a class, all right, and one of another: Wilson's limits of 1 of 1, or 0 of 1, weighted 1/2."""
