@@ -56,7 +56,7 @@ class _StrictLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-class _StrictDumper(yaml.SafeDumper):
+class _StrictDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # by libyaml, if it has it
     """Quotes strings that the strict loader would read as another type."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012

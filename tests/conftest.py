@@ -1,6 +1,7 @@
 """Helpers for tests of several folders: small runs, in this process or in subprocesses."""
 
 import functools
+import gc
 import json
 import logging
 import os
@@ -56,11 +57,14 @@ TINY_VIT = [
 TINY_RESNET = [
     "MODEL.TYPE=timm", "MODEL.NAME=test_resnet", "DATA.IMAGE_SIZE=32", "DATA.CROP_PCT=1.0", "MODEL.NUM_CLASSES=10",
 ]  # fmt: skip
+ALL_DIGITS = "DATA.FRACTION=1"
+SMALL_BATCHES = "DATA.BATCH_SIZE=16"  # 22 steps in an epoch of `digits_flags`; 5 without it
 GREY = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]"]
 CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until the tests are collected: see `without_collections`
     torch.set_num_threads(1)  # two ranks of a test share two cores
     os.fsync = lambda descriptor: None  # no test cuts the power, and a run would wait for the disk 30 times
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the processes that tests start, too
@@ -83,6 +87,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if _selects_slow_tests(config) and getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()
+    gc.set_threshold(20_000, 20)
 
 
 class _Module(pytest.Module):
@@ -328,11 +338,11 @@ def eval_loader_for(config: Config, samples: Samples, context: ProcessContext) -
 
 
 def digits_flags(output: Path) -> list[str]:
-    """Flags of a run on the digits data set; it takes one to two seconds.
+    """Flags of a run on a quarter of the digits data set; it takes half a second.
 
     Without scikit-learn, the images are noise, so that GPU tests need the required packages only.
     """
-    options = [*TINY_VIT, *GREY, "TRAIN.BASE_LR=1e-3"]
+    options = [*TINY_VIT, *GREY, "TRAIN.BASE_LR=1e-3", "DATA.FRACTION=0.25"]
     name = "digits"
     if not is_installed("sklearn"):
         name = "fake"
@@ -415,6 +425,7 @@ def _skip_pictures(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("engine.evaluation.files.write_pictures", lambda *arguments: {})
     patch.setattr("engine.report.page.write_report", lambda *arguments: None)
     patch.setattr("engine.run.cost.flops_per_image", lambda *arguments, **options: 10**6)
+    patch.setattr("engine.run.folder._commit", lambda: "")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ class ImageHashes:
 
     def __init__(self, path: str, images: int) -> None:
         self.source = path, images
-        self.rows = np.memmap(path, np.uint8, "r+", shape=(images, _BYTES))
+        self.rows = np.asarray(np.memmap(path, np.uint8, "r+", shape=(images, _BYTES)))
 
     def __reduce__(self) -> tuple[object, ...]:
         return ImageHashes, self.source

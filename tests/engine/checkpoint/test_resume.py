@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import (
     GREY,
+    SMALL_BATCHES,
     TINY_VIT,
     assert_same_run,
     noise_folder,
@@ -130,17 +131,17 @@ def test_resume_with_deterministic_algorithms(image_folder, tmp_path, gpu):
 def test_resume_with_another_batch_size_keeps_the_order_of_samples(digits_argv, monkeypatch):
     order = training_samples(monkeypatch)
     argv = [*digits_argv, "TRAIN.NUM_EPOCHS=1"]
-    train([*argv, "TRAIN.MAX_STEPS=6"])
-    uninterrupted = order[: 6 * 64]  # without samples prefetched before the stop
+    train([*argv, "TRAIN.MAX_STEPS=4"])
+    uninterrupted = order[: 4 * 64]  # without samples prefetched before the stop
     order[:] = []
     stopped = train([*argv, "TRAIN.MAX_STEPS=2"])
     del order[2 * 64 :]
-    train([f"-resume={stopped}", *argv, "DATA.BATCH_SIZE=32", "TRAIN.MAX_STEPS=12"])  # 4 + 8 steps of 32
+    train([f"-resume={stopped}", *argv, "DATA.BATCH_SIZE=32", "TRAIN.MAX_STEPS=8"])  # 4 + 4 steps of 32
     assert order[: len(uninterrupted)] == uninterrupted
 
 
 OPTIONS = [
-    "DATA.BATCH_SIZE_EVAL=64", "TRAIN.MODEL_EMA=true", "MODEL.DROPOUT=0.1",
+    SMALL_BATCHES, "DATA.BATCH_SIZE_EVAL=64", "TRAIN.MODEL_EMA=true", "MODEL.DROPOUT=0.1",
     "TRAIN.ACCUM_ITER=3",  # 22 batches per epoch: the last of 8 steps has one batch
 ]  # fmt: skip
 
@@ -222,7 +223,7 @@ def test_a_validation_that_fails_costs_no_epoch(digits_argv, trained_digits, tmp
 
 
 def test_a_step_that_ends_an_epoch_replaces_no_earlier_checkpoint(digits_argv):
-    folder = train([*digits_argv, "SAVE_FREQ_STEPS=22"])  # 22 steps per epoch
+    folder = train([*digits_argv, "SAVE_FREQ_STEPS=5"])  # 5 steps per epoch
     last, previous = states(folder), states(folder, "previous.pth")
     assert (last["epoch"], previous["epoch"], previous["done_steps"]) == (2, 1, 0)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import evaluate, run_here
+from conftest import ALL_DIGITS, evaluate, run_here
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_expit, log_softmax, softmax
 from test_results import results_for, results_of, stored_decision
@@ -168,7 +168,7 @@ def expected_error(probabilities: np.ndarray, labels: np.ndarray) -> float:
 
 def test_a_temperature_travels_from_a_training_to_evaluations_predictions_and_exports(trained_digits, tmp_path):
     """Metrics and scores are of the logits as they are; without the entry, all files are as before."""
-    folder = trained_digits(GOAL, "TRAIN.BASE_LR=1e-2", "TRAIN.SMOOTHING=0.4")
+    folder = trained_digits(ALL_DIGITS, GOAL, "TRAIN.BASE_LR=1e-2", "TRAIN.SMOOTHING=0.4")
     summary = read_json(folder / "evaluation/summary.json")
     temperature = summary["calibrated"]["temperature"]
     assert temperature < 0.9  # the probabilities of smoothed labels are too low
@@ -215,7 +215,7 @@ def test_a_temperature_travels_from_a_training_to_evaluations_predictions_and_ex
 
 
 def test_weights_without_a_temperature_are_evaluated_as_before(digits_run, tmp_path):
-    folder = digits_run(GOAL, "TRAIN.BASE_LR=1e-2", "TRAIN.SMOOTHING=0.4")
+    folder = digits_run(ALL_DIGITS, GOAL, "TRAIN.BASE_LR=1e-2", "TRAIN.SMOOTHING=0.4")
     state = torch.load(folder / "best.pth", weights_only=True)
     assert state.pop("temperature") != 1
     state["operating_point"] = state.pop("tempered_operating_point")

@@ -137,7 +137,7 @@ def test_images_in_memory_and_a_probe(tmp_path, few_penalties):
     run = train([*digits_flags(tmp_path), "MODEL.TUNE=probe"])
     rows = read_images(run)
     assert digest_in(run) == digest_of(rows)
-    assert len({row.sha256 for row in rows}) > 1790
+    assert len({row.sha256 for row in rows}) > 710
 
 
 def contents(samples: Samples, *options: str) -> list[str]:

@@ -77,7 +77,7 @@ def test_the_result_is_a_full_model(probed, trained_digits, tmp_path):
     changed = {name for name in model if not torch.equal(model[name], backbone[name])}
     assert changed == {"head.weight", "head.bias"}
     val = features_of(probed.parent, "val")
-    assert features_of(probed.parent, "train").shape == (1437, 16)
+    assert features_of(probed.parent, "train").shape == (359, 16)
     run_here("-embed", f"-resume={probed}", f"-output={tmp_path / 'val'}")
     embedded = read_rows(tmp_path / "val" / "embeddings.csv")
     targets = np.array([int(row["target"]) for row in embedded])

@@ -10,6 +10,7 @@ from conftest import (
     CPU,
     GREY,
     ROOT,
+    SMALL_BATCHES,
     TINY_RESNET,
     TINY_VIT,
     assert_same_run,
@@ -108,7 +109,7 @@ def test_gradients_match_eager_mode_and_equal_blocks_share_a_graph():
 def test_resume_is_bit_exact(digits_argv, tmp_path):
     """Evaluations in batches of 50 compile no further graphs."""
     argv = ["-amp", "-compile", *digits_argv, "DATA.BATCH_SIZE_EVAL=50", "MODEL.DROPOUT=0.1", "MODEL.DROPPATH=0.25"]
-    argv += ["AMP.LEVEL=O3", "TRAIN.MODEL_EMA=true", "TRAIN.GRAD_CLIP=1.0", "TRAIN.ACCUM_ITER=2"]
+    argv += [SMALL_BATCHES, "AMP.LEVEL=O3", "TRAIN.MODEL_EMA=true", "TRAIN.GRAD_CLIP=1.0", "TRAIN.ACCUM_ITER=2"]
     uninterrupted = train([*argv, "TRAIN.MAX_STEPS=13"])
     assert compiled_graphs() == 2
     argv += [f"SAVE={tmp_path / 'stopped'}"]

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 import timm
 import torch
-from conftest import assert_same_state, refused, slow, states, train
+from conftest import SMALL_BATCHES, assert_same_state, refused, slow, states, train
 from precision_cases import BF16, CPU, FP32, policy, vit
 from torch import nn
 
@@ -130,7 +130,7 @@ def test_resume_is_bit_exact(digits_argv, level, dtype):
 @pytest.mark.slow
 def test_resume_in_another_level(digits_argv):
     """Resuming keeps the weights: one more step changes them by at most its learning rate and a rounding error."""
-    argv = ["-amp", *digits_argv]
+    argv = ["-amp", *digits_argv, SMALL_BATCHES]
     folder = train([*argv, "AMP.LEVEL=O3", "TRAIN.MAX_STEPS=11"])
     for done, level in ((12, "O2"), (13, "O1"), (14, "O3")):
         before = states(folder)["model"]

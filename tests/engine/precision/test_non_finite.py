@@ -8,7 +8,18 @@ from collections.abc import Callable
 import pytest
 import timm
 import torch
-from conftest import GREY, TINY_RESNET, assert_same_state, only_run, refused, run_script, slow, step_rows, train
+from conftest import (
+    GREY,
+    SMALL_BATCHES,
+    TINY_RESNET,
+    assert_same_state,
+    only_run,
+    refused,
+    run_script,
+    slow,
+    step_rows,
+    train,
+)
 from precision_cases import vit
 from torch import nn
 
@@ -113,10 +124,10 @@ def inject_nan_after(step: int, path: str, monkeypatch):
     ],
 )
 def test_persistent_nan_aborts_within_20_steps(digits_argv, monkeypatch, amp, names_block, names_dtype, tmp_path):
-    finite = train([*digits_argv, *amp, "TRAIN.MAX_STEPS=5"])
+    finite = train([*digits_argv, SMALL_BATCHES, *amp, "TRAIN.MAX_STEPS=5"])
     expected = load_checkpoint(finite / "last.pth")
     inject_nan_after(5, "blocks.1.mlp.fc1", monkeypatch)
-    argv = [*digits_argv, *amp, f"SAVE={tmp_path / 'bad'}"]
+    argv = [*digits_argv, SMALL_BATCHES, *amp, f"SAVE={tmp_path / 'bad'}"]
     with refused(r"18 .* step 23, .*: the output of blocks\.1\.mlp\.fc1\. ") as error:
         train(argv)
     state = load_checkpoint(only_run(tmp_path / "bad") / "last.pth")
@@ -129,7 +140,7 @@ def test_persistent_nan_aborts_within_20_steps(digits_argv, monkeypatch, amp, na
 
 def test_resume_after_an_abort_restarts_the_loss_scale(digits_argv, monkeypatch, tmp_path):
     inject_nan_after(2, "blocks.1.mlp.fc1", monkeypatch)
-    argv = ["-amp_dtype=float16", *digits_argv, "TRAIN.NUM_EPOCHS=1"]
+    argv = ["-amp_dtype=float16", *digits_argv, SMALL_BATCHES, "TRAIN.NUM_EPOCHS=1"]
     with refused(r"18 .* step 20"):
         train(argv)
     folder = only_run(tmp_path / "out")
@@ -179,10 +190,10 @@ def test_running_statistics_stay_finite_after_a_nan_image(resnet_argv, monkeypat
 @pytest.mark.slow
 def test_two_ranks_abort_together_and_save_one_checkpoint(digits_argv, tmp_path):
     """With a learning rate of 1e30, every forward pass after the first applied step is non-finite."""
-    rate = ["TRAIN.BASE_LR=1e30", "TRAIN.WARMUP_EPOCHS=0"]
+    rate = [SMALL_BATCHES, "TRAIN.BASE_LR=1e30", "TRAIN.WARMUP_EPOCHS=0"]
     printed = run_script("main_multi_gpu.py", "-ngpus=2", "-amp", *digits_argv, *rate, status=2)
     assert printed.count("error: Non-finite gradients for 18 consecutive steps, up to step 19") == 1
     assert "Traceback" not in printed
     state = load_checkpoint(only_run(tmp_path / "out") / "last.pth")
-    assert state["epoch"] * 11 + state["done_steps"] == 18  # 1437 images, 2 x 64 per step
+    assert state["epoch"] * 11 + state["done_steps"] == 18  # 359 images, 2 x 16 per step
     assert all(value.isfinite().all() for value in state["model"].values())

@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from conftest import assert_same_state, optimizer_of, states, train
+from conftest import SMALL_BATCHES, assert_same_state, optimizer_of, states, train
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -115,8 +115,8 @@ def test_any_overflow_pattern_follows_the_rules_of_fleet(rules, overflows, saved
 
 
 def test_real_overflows_lower_the_scale_until_it_fits(digits_argv, any_device):
-    argv = ["-amp", "-amp_dtype=float16", *digits_argv, "AMP.INIT_LOSS_SCALING=1e12", "TRAIN.MAX_STEPS=30"]
-    state = states(train(argv, any_device))
+    argv = ["-amp", "-amp_dtype=float16", *digits_argv, SMALL_BATCHES, "TRAIN.MAX_STEPS=30"]
+    state = states(train([*argv, "AMP.INIT_LOSS_SCALING=1e12"], any_device))
     skipped, consecutive = state["precision"]["scaler"]["counts"]
     assert 0 < skipped < 30
     assert consecutive == 0

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from conftest import each_value, log_of, only_run, run_here
+from conftest import ALL_DIGITS, each_value, log_of, only_run, run_here
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
@@ -92,7 +92,7 @@ def shares(text: str) -> dict[str, float]:
 def test_profile_of_a_run(digits_argv, tmp_path, monkeypatch):
     """The profile spans several short epochs, writes no checkpoints, and goes to no logger besides TensorBoard."""
     monkeypatch.setitem(sys.modules, "wandb", None)
-    argv = ["-amp", "-profile", "-epochs=1", *digits_argv, "DATA.VAL_FRACTION=0.97", "DATA.BATCH_SIZE=8"]
+    argv = ["-amp", "-profile", "-epochs=1", *digits_argv, ALL_DIGITS, "DATA.VAL_FRACTION=0.97", "DATA.BATCH_SIZE=8"]
     more = ["TRAIN.ACCUM_ITER=2", "MODEL.DEPTH=1", "MODEL.DROPOUT=0.1", "SAVE_FREQ_STEPS=1", "LOGGERS=wandb"]
     assert run_here(*argv, *more) == 0
     folder = only_run(tmp_path / "out", "profile")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock, call
 
 import pytest
-from conftest import assert_same_state, log_of, refused, states, train
+from conftest import SMALL_BATCHES, assert_same_state, log_of, refused, states, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from engine.run.log import RunLogger
@@ -36,8 +36,8 @@ def libraries(monkeypatch) -> tuple[MagicMock, MagicMock]:
 def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, libraries):
     """A run that is interrupted and resumed is one row or run everywhere; loggers do not change its weights."""
     wandb, mlflow = libraries
-    plain = train([*digits_argv, "TRAIN.SMOOTHING=0.1"], pictures=True)
-    argv = [*digits_argv, "TRAIN.SMOOTHING=0.1", "NAME=logged", "LOGGERS=[wandb,mlflow]"]
+    plain = train([*digits_argv, SMALL_BATCHES, "TRAIN.SMOOTHING=0.1"], pictures=True)
+    argv = [*digits_argv, SMALL_BATCHES, "TRAIN.SMOOTHING=0.1", "NAME=logged", "LOGGERS=[wandb,mlflow]"]
     logged = train([*argv, "TRAIN.MAX_STEPS=22"], pictures=True)
     train([f"-resume={logged}", *argv], pictures=True)
     assert_same_state(states(plain), states(logged))

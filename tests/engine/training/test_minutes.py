@@ -69,16 +69,16 @@ def test_short_epochs_have_the_first_images_of_the_order():
 
 @pytest.mark.parametrize("how", ["RUN", slow("auto"), slow("RUN and its first recipe")])
 def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(how, tmp_path, monkeypatch):
-    monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (2, 7))
+    monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (2, 4))
     monkeypatch.setattr("engine.training.trainer.plan_again", lambda plan, train, *figures: train)
     monkeypatch.setattr("engine.training.minutes.seconds_since_start", lambda: 2400)
-    stopped = ["TRAIN.MAX_STEPS=9", "TRAIN.NUM_EPOCHS=20", "TRAIN.WARMUP_EPOCHS=5"]
+    stopped = ["TRAIN.MAX_STEPS=5", "TRAIN.NUM_EPOCHS=20", "TRAIN.WARMUP_EPOCHS=5"]
     schedule = ["TRAIN.LR_SCHEDULER.NAME=wsd", "TRAIN.LR_SCHEDULER.DECAY_EPOCHS=10"]
     mixing = ["TRAIN.MIXUP_ALPHA=0.2", "TRAIN.MIXUP_OFF_EPOCH=10"]
     command = [*digits_flags(tmp_path / "timed"), *stopped, *schedule, *mixing, "-minutes=30"]
     folder = train(command)
     options = parse_value((folder / "config.yaml").read_text())["TRAIN"]
-    assert [options[key] for key in ("NUM_EPOCHS", "EPOCH_STEPS", "WARMUP_EPOCHS", "MINUTES")] == [2, 7, 0.5, 30]
+    assert [options[key] for key in ("NUM_EPOCHS", "EPOCH_STEPS", "WARMUP_EPOCHS", "MINUTES")] == [2, 4, 0.5, 30]
     monkeypatch.setattr("engine.training.minutes.epochs_in", None)  # a resume does not measure
     same = [option for option in command if "MAX_STEPS" not in option]
     if how == "RUN":
@@ -89,7 +89,7 @@ def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(how, tmp_p
         (tmp_path / "empty.yaml").write_text("{}")
         train([f"-cfg={tmp_path / 'empty.yaml'}", f"-resume={folder}", *same])
     schedule[1], mixing[1] = "TRAIN.LR_SCHEDULER.DECAY_EPOCHS=1", "TRAIN.MIXUP_OFF_EPOCH=1"
-    epochs = ["TRAIN.NUM_EPOCHS=2", "TRAIN.EPOCH_STEPS=7", "TRAIN.WARMUP_EPOCHS=0.5"]
+    epochs = ["TRAIN.NUM_EPOCHS=2", "TRAIN.EPOCH_STEPS=4", "TRAIN.WARMUP_EPOCHS=0.5"]
     given = train([*digits_flags(tmp_path / "given"), *schedule, *mixing, *epochs])
     assert rows(folder) == rows(given)
     assert_same_state(states(folder)["model"], states(given)["model"])
@@ -104,15 +104,15 @@ def test_a_run_of_a_sweep_takes_over_the_epochs_of_a_run_of_its_speed(tmp_path, 
         folder = train([*digits_flags(tmp_path), *options, "-minutes=30", f"-name={name}"])
         return parse_value((folder / "config.yaml").read_text())["TRAIN"], read_json(folder / "run.json")["given"]
 
-    monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (10, 7))
+    monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (10, 4))
     first, given = options_of("SEED=0", "SEED=0", "TRAIN.WARMUP_EPOCHS=4")
-    monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (3, 5))
+    monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (3, 2))
     second, _ = options_of("SEED=1", "SEED=1", "TRAIN.WARMUP_EPOCHS=8")
     other, _ = options_of("other", "SEED=1", "TRAIN.WARMUP_EPOCHS=8")
     keys = ("NUM_EPOCHS", "EPOCH_STEPS", "WARMUP_EPOCHS", "MINUTES")
     assert [of_run["PLANS"] for of_run in (first, second, other)] == [[]] * 3  # so that the epochs stay equal
-    assert [[of_run[key] for key in keys] for of_run in (first, second)] == [[10, 7, 1, 30], [10, 7, 2, 30]]
-    assert [other[key] for key in keys[:2]] == [3, 5]
+    assert [[of_run[key] for key in keys] for of_run in (first, second)] == [[10, 4, 1, 30], [10, 4, 2, 30]]
+    assert [other[key] for key in keys[:2]] == [3, 2]
     assert (given["TRAIN.NUM_EPOCHS"], given["TRAIN.MINUTES"], given["TRAIN.WARMUP_EPOCHS"]) == (40, 30, 4)
     assert "TRAIN.EPOCH_STEPS" not in given
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, assert_same_state, digits_flags, log_of, refused, run_here, states, train
+from conftest import ROOT, SMALL_BATCHES, assert_same_state, digits_flags, log_of, refused, run_here, states, train
 from safetensors.torch import load_file
 
 from configs.command_line import parse_command_line
@@ -107,7 +107,7 @@ def test_a_plugin_that_ends_the_program_is_one_line(tmp_path, digits_argv):
 
 @pytest.mark.slow
 def test_a_resumed_run_with_own_parts_is_the_same_with_workers(plugin, digits_argv):
-    argv = [f"-plugin={plugin}", *digits_argv, *OPTIONS]
+    argv = [f"-plugin={plugin}", *digits_argv, SMALL_BATCHES, *OPTIONS]
     whole = train([*argv, "NAME=whole"])
     cut = train([*argv, "NAME=cut", "TRAIN.MAX_STEPS=30", "DATA.NUM_WORKERS=1"])
     with refused(r"needs own_parts\.py.*-plugin="):

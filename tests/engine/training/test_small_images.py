@@ -81,10 +81,10 @@ def test_unreadable_images_are_left_out_and_other_failures_are_a_line(tmp_path, 
 def test_a_run_records_it_once_and_is_bit_equal_without_it(digits_argv, tmp_path, monkeypatch):
     record = BaselineThread.record
     monkeypatch.setattr(BaselineThread, "record", lambda thread, is_end=False: record(thread, True))
-    folder = train([*digits_argv, "TRAIN.MAX_STEPS=23"])
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=6"])
     fact, result = read_fact(read_run(folder)["facts"], PixelBaseline), read_result(folder)
     assert result["pixel_baseline"] == fact.pixel_baseline > 85
-    assert fact.training == 1437
+    assert fact.training == 359
     assert result["majority_class"] == fact.majority_class
     assert str(fact) in log_of(folder)
     monkeypatch.setattr(MEASURE, lambda *arguments: 1 / 0)

@@ -43,7 +43,7 @@ def test_the_metric_decides_and_the_first_of_equal_epochs_stays(digits_argv, mon
         left = iter(values)
         scripted = replace(METRICS[name], compute=lambda results, left=left, last=values[-1]: next(left, last))
         monkeypatch.setitem(METRICS, name, scripted)
-    options = ["EVAL.BEST_METRIC=min_recall", "TRAIN.PATIENCE=2", "TRAIN.NUM_EPOCHS=9", "DATA.BATCH_SIZE=360"]
+    options = ["EVAL.BEST_METRIC=min_recall", "TRAIN.PATIENCE=2", "TRAIN.NUM_EPOCHS=9"]
     folder = train([*digits_argv, *options])
     monkeypatch.undo()
     result = read_result(folder)
@@ -86,7 +86,7 @@ CONSTANT = ["TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0", "TRAIN.NUM_EPOCHS=6", 
 @pytest.fixture
 def argv(digits_argv) -> list[str]:
     """With 5 steps an epoch."""
-    return [*digits_argv, *CONSTANT, "DATA.BATCH_SIZE=256", "TRAIN.MODEL_EMA=true", "TRAIN.PATIENCE=2"]
+    return [*digits_argv, *CONSTANT, "TRAIN.MODEL_EMA=true", "TRAIN.PATIENCE=2"]
 
 
 def test_a_run_ends_after_its_patience_and_continues_with_a_larger_one(argv, capsys):

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from conftest import TINY_VIT, digits_flags
+from conftest import ALL_DIGITS, TINY_VIT, digits_flags
 
 from tests.datasets.shards.tar_files import jpeg
 
@@ -41,7 +41,7 @@ class Scene:
 
     def digits(self, *options: str, flags: tuple[str, ...] = ()) -> list[str]:
         """Flags of a run on the embedded digits."""
-        return [*digits_flags(self.output), *options, *flags]
+        return [*digits_flags(self.output), ALL_DIGITS, *options, *flags]
 
     def images(self, *options: str, dataset: str = "imagenet2012", flags: tuple[str, ...] = ()) -> list[str]:
         """Flags of a run on 24 training and 8 validation images of two classes."""
