@@ -15,7 +15,7 @@ from configs.schema.operating_point import OperatingPoint
 from datasets.sources.samples import UNKNOWN, label_pairs
 from engine.evaluation.ranking import RankingFigures, rank_outside_blocks, reaches, read_labels
 from engine.evaluation.results import ClassFigures, SampleResults, choose_threshold, figures_of_counts, mean_f1
-from utils.metric_table import METRICS, OPERATING, Metric
+from utils.metric_table import METRICS, Metric
 
 _BLOCKS = 20  # of the jackknife
 MIN_RANKED = 10  # images or groups of a class, and of the others, that the jackknife of an AUROC needs
@@ -277,36 +277,30 @@ def _ranked_parts(results: SampleResults, metric: Metric, blocks: np.ndarray) ->
     ends = np.cumsum(sizes)
     of_blocks = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
     shape = (len(ends), results.scores.shape[1])
-    ranked = np.stack([np.full(shape, value) for value in (np.nan, np.nan, 0.0)])
+    ranked = np.full((2, *shape), np.nan)
     counts = np.zeros((4, *shape), np.int64)  # outside the block: of the class, predicted, both, and of known label
-    is_by_sample = metric.name == "sample_f1"
-    labels = np.zeros((3, len(ends) * is_by_sample, len(rows)), np.int32)  # of a sample: its own, predicted ones, both
+    labels = np.zeros((3, len(rows)), np.int32)  # of a sample: its own, predicted ones, both
     is_labelled = np.zeros(len(rows), bool)  # with a known label
     for label, values, is_own, is_known in read_labels(results.targets, results.scores, rows):
         is_labelled |= is_known
-        if is_own.any():
-            known_ends = np.append(0, np.cumsum(is_known))[ends]
-            ranked[:, :, label] = rank_outside_blocks(values[is_known], is_own[is_known], known_ends)
         if metric.name in ("mean_ap", "auroc"):
+            if is_own.any():
+                known_ends = np.append(0, np.cumsum(is_known))[ends]
+                ranked[:, :, label] = rank_outside_blocks(values[is_known], is_own[is_known], known_ends)
             continue
+        is_predicted = reaches(values, results.used_thresholds[label]) & is_known
+        found = (is_own, is_predicted, is_own & is_predicted, is_known)
+        labels += found[:3]
         for block, rows_of_block in enumerate(of_blocks):
-            threshold = ranked[2, block, label] if results.thresholds is None else results.thresholds[label]
-            is_predicted = reaches(values, threshold) & is_known
-            found = (is_own, is_predicted, is_own & is_predicted, is_known)
             counts[:, block, label] = [np.count_nonzero(x) - np.count_nonzero(x[rows_of_block]) for x in found]
-            if is_by_sample:
-                for of_samples, one in zip(labels[:, block], found, strict=False):
-                    of_samples += one
     parts = []
     for block, rows_of_block in enumerate(of_blocks):
-        precision, auroc, threshold = ranked[:, block]
-        ranking = RankingFigures(precision, auroc, threshold, np.full((len(OPERATING), shape[1]), np.nan))
+        precision, auroc = ranked[:, block]
+        ranking = replace(results.ranking, average_precision=precision, auroc=auroc)
         true, predicted, hits, known = counts[:, block]
-        f1: dict[int | None, float] = {None: mean_f1(true.sum(), predicted.sum(), hits.sum())}
-        if is_by_sample:
-            is_used = is_labelled.copy()
-            is_used[rows_of_block] = False
-            f1[1] = mean_f1(*labels[:, block][:, is_used])
+        is_used = is_labelled.copy()
+        is_used[rows_of_block] = False
+        f1 = {None: mean_f1(true.sum(), predicted.sum(), hits.sum()), 1: mean_f1(*labels[:, is_used])}
         per_class = figures_of_counts(true, predicted, hits, hits, known)
         parts.append(_RankedPart(ranking, per_class, f1))
     return parts

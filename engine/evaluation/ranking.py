@@ -91,8 +91,17 @@ def rank_samples(targets: np.ndarray, scores: np.ndarray, rows: np.ndarray | Non
         negatives = len(others)
         if not positives:
             continue
-        blocks = np.array([0, len(values)])  # the first one is empty: outside of it are all samples
-        precision[label], auroc[label], threshold[label] = rank_outside_blocks(values, is_own, blocks)[:, 0]
+        every = np.sort(values)
+        below = every.searchsorted(own)
+        own_below = own.searchsorted(own)
+        up_to = every.searchsorted(own, "right")
+        used = np.ones((1, positives), bool)
+        shares = figures_of(below[None], up_to[None], own_below[None], used, np.array([len(every)]))
+        precision[label], auroc[label] = (share[0] for share in shares)
+        # A threshold is the score of a positive sample: samples with equal scores are selected together.
+        f1 = (positives - own_below) / (len(every) - below + positives)
+        best = positives - 1 - np.argmax(f1[::-1])  # of equal ones the highest threshold
+        threshold[label] = threshold_at(every, below[best])
         if negatives:
             lowest_own = [own[positives + -point * positives // 100] for point in OPERATING_POINTS]
             highest_other = [others[-(-point * negatives // 100) - 1] for point in OPERATING_POINTS]
@@ -130,8 +139,8 @@ def to_finite(scores: np.ndarray) -> np.ndarray:
 
 def figures_of(
     below: np.ndarray, up_to: np.ndarray, own_below: np.ndarray, is_used: np.ndarray, numbers: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Average precision and AUROC of a class in percent, NaN if undefined, and the index of its score for the best F1.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Average precision and AUROC of a class in percent, NaN if undefined.
 
     Each row is of some of the samples, `numbers` (rows,); a column is one of the class, in the order of their scores.
 
@@ -140,20 +149,17 @@ def figures_of(
     """
     positives = is_used.sum(1)
     negatives = numbers - positives
-    # A threshold is the score of a positive sample: samples with equal scores are selected together.
     selected = numbers[:, None] - below
     hits = positives[:, None] - own_below
     precision = np.divide(hits, selected, out=np.zeros(hits.shape), where=is_used)
-    f1 = np.divide(hits, selected + positives[:, None], out=np.full(hits.shape, -1.0), where=is_used)
-    best = f1.shape[1] - 1 - np.argmax(f1[:, ::-1], 1)  # of equal ones the highest threshold
     # Twice the sum of the ranks of the positive samples: Mann and Whitney, 1947
     doubled = np.sum(below + up_to + 1, 1, where=is_used) - positives * (positives + 1)
     auroc = divide(doubled, 2 * positives * negatives)
-    return 100 * divide(precision.sum(1), positives), 100 * auroc, best
+    return 100 * divide(precision.sum(1), positives), 100 * auroc
 
 
 def rank_outside_blocks(values: np.ndarray, is_own: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Average precision, AUROC and threshold of a class, of the samples outside each block: float64 (3, blocks).
+    """Average precision and AUROC of a class, of the samples outside each block: float64 (2, blocks).
 
     Each block is sorted once, and its counts at the scores of the class are left out of the sums.
 
@@ -174,21 +180,12 @@ def rank_outside_blocks(values: np.ndarray, is_own: np.ndarray, ends: np.ndarray
         counts[index, 2] = own[block_of == index].searchsorted(own)
     total = counts.sum(0)
     starts = np.append(0, ends[:-1])
-    figures = np.zeros((3, number))
+    figures = np.zeros((2, number))
     for part in np.array_split(np.arange(number), min(number, -(-counts.size // _CELLS))):  # for a bounded memory
         below, up_to, own_below = np.moveaxis(total - counts[part], 1, 0)
         is_used = block_of != part[:, None]
         sizes = len(values) - (ends - starts)[part]
-        figures[0, part], figures[1, part], best = figures_of(below, up_to, own_below, is_used, sizes)
-        position = counts[:, 0, best]  # of the scores with the highest F1, in the blocks (blocks, part)
-        lower = values[starts[:, None] + position - 1].astype(np.float64)  # else the mean is rounded to one of the two
-        lower[position == 0] = -np.inf
-        lower[part, np.arange(len(part))] = -np.inf
-        next_lower = lower.max(0)
-        lowest = np.nextafter(own[best], np.float32(LOWEST))
-        halfway = (next_lower + own[best]) / 2
-        thresholds = np.where(np.isinf(next_lower), lowest, halfway)  # as `threshold_at`
-        figures[2, part] = np.where(is_used.any(1), thresholds, 0)
+        figures[:, part] = figures_of(below, up_to, own_below, is_used, sizes)
     return figures
 
 

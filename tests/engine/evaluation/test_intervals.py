@@ -182,7 +182,8 @@ def test_the_ranked_blocks_have_the_figures_of_the_samples_outside_them(seed, mo
     found = [confidence_interval(*case) for case in cases]
 
     def parts(results: SampleResults, metric: Metric, blocks: np.ndarray) -> list[SampleResults]:
-        return [results.take(results.readable[blocks != block]) for block in range(blocks.max() + 1)]
+        chosen = replace(results, thresholds=results.used_thresholds)
+        return [chosen.take(results.readable[blocks != block]) for block in range(blocks.max() + 1)]
 
     monkeypatch.setattr(intervals, "_ranked_parts", parts)
     for (interval, reason), case in zip(found, cases, strict=True):

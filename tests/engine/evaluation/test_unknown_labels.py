@@ -76,14 +76,19 @@ def test_f1_per_image_is_of_images_with_a_known_label(unknown):
 
 @pytest.mark.parametrize("metric", [one for one in metrics_of(True) if one.sign > 0], ids=lambda one: one.name)
 def test_the_jackknife_is_of_the_figures_without_each_block(metric, unknown):
-    """As from the results without the samples of a block; the interval has the value in it."""
+    """As from the results without the samples of a block; the interval has the value in it.
+
+    It is the one of the weights, whose thresholds are those that these samples have chosen.
+    """
     rows = unknown.readable
     units = np.arange(len(rows))
     blocks = np.random.default_rng(0).permutation(len(rows)) % _BLOCKS
-    values = [metric.compute(unknown.take(rows[blocks != block])) / 100 for block in range(_BLOCKS)]
+    chosen = replace(unknown, thresholds=unknown.used_thresholds)
+    values = [metric.compute(chosen.take(rows[blocks != block])) / 100 for block in range(_BLOCKS)]
     assert _jackknife(unknown, metric, units)[0] == pytest.approx((_BLOCKS - 1) * np.var(values))
     (low, high), _ = confidence_interval(unknown, metric)
     assert low < metric.compute(unknown) < high
+    assert confidence_interval(chosen, metric)[0] == pytest.approx([low, high])
 
 
 def test_an_operating_point_and_the_auroc_of_a_class(unknown):
