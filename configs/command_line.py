@@ -42,7 +42,7 @@ class Command:
     argv: its words. flags: their values.
     config: the checked options. given: those that files, flags and -opts give, by dotted key; the others are defaults.
     notes: lines for the log about the model family, and about options that differ from the given ones.
-    script: the entry script. recipe: the file of -cfg. reason: why the program chose it.
+    script: the entry script. recipe: the file of -cfg. choice: the words that the program chose, and why.
     prediction: of -predict or -embed. source: MODEL.NAME as given, perhaps a folder or a repository. runs: of the sweep
     that -resume names, whose models are averaged.
     """
@@ -56,7 +56,7 @@ class Command:
     notes: tuple[Note, ...]
     prediction: Prediction | None
     source: str
-    reason: str = ""
+    choice: str = ""
     runs: tuple[Path, ...] = ()
 
     @property
@@ -92,12 +92,14 @@ class Command:
 
     @property
     def run_name(self) -> str:
-        """The name of the run's folder: NAME, else the stem of the -cfg file, else MODEL.NAME.
+        """The name of the run's folder: of a sweep its own, else NAME, else the stem of the -cfg file, else MODEL.NAME.
 
         One of PaddleViT's files is called `.yaml`.
         """
         name = self.config.model.name
-        if self.config.name:
+        if self.runs:
+            name = self.runs[0].parent.name
+        elif self.config.name:
             name = self.config.name
         elif self.recipe and self.recipe.name not in (RUN_OPTIONS, ".yaml"):
             name = self.recipe.stem

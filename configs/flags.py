@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -277,7 +278,7 @@ def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
     _refuse_flags_of_others(words, names)
     hint = did_you_mean(names[0], (f"-{name}" for name in vars(arguments)), 0.75)
     if os.path.isdir(names[0]):
-        hint = f"; a folder of images is -data_path={names[0]}"
+        hint = f"; a folder of images is -data_path={shlex.quote(names[0])}"
     shown = ", ".join(name[:80] for name in names)[:200]
     raise UserError(f"unknown: {shown}{hint}; -h lists the flags, docs/flags.md has flags of other programs")
 
@@ -359,9 +360,10 @@ def _refuse_flags_beside(command: str, arguments: argparse.Namespace) -> None:
     others = {"predict", "eval", "profile"} - {command}
     if given[command] is not True:
         others |= {"split", "dataset", "data_path"}
+    path = "" if given[command] is True else f" {given[command]}"
     for name in sorted(others):
         if given[name] not in (None, False):
-            raise UserError(f"-{command} {given[command]} and -{name} exclude each other; remove one of them")
+            raise UserError(f"-{command}{path} and -{name} exclude each other; remove one of them")
 
 
 def read_prediction(arguments: argparse.Namespace) -> Prediction | None:

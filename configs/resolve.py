@@ -253,8 +253,8 @@ def defaults_follow_family(options: OptionTable) -> Iterator[Note]:
 
 
 def drop_rates_follow_recipe(options: OptionTable) -> Iterator[Note]:
-    """Beside -cfg, -model takes the architecture of the recipe that it names: DROPOUT, ATTENTION_DROPOUT and DROPPATH
-    are those of -cfg.
+    """Beside -cfg, -model takes the architecture of the recipe that it names, and keeps DROPOUT, ATTENTION_DROPOUT
+    and DROPPATH of -cfg.
     """
     section = MODEL_SECTIONS[options.family].model_fields
     given = {key: options.get(f"MODEL.{key}", section[key.lower()].default) for key in options.rates_of_model}

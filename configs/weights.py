@@ -67,7 +67,7 @@ def find_weights(path: str) -> Path:
         files = [one for end in WEIGHTS_EXTENSIONS for one in sorted(Path(path).glob(f"*{end}"))]
         fix = "name the file of weights, or the folder in it"
         if files:
-            fix = f"give a file in it, such as {min(files, key=lambda one: one.stem != 'best')}"
+            fix = f"give a file in it, such as {shlex.quote(str(min(files, key=lambda one: one.stem != 'best')))}"
         raise UserError(f"{path}: is a folder; {fix}")
     raise Unavailable(f"{path}: no such file, also with {', '.join(WEIGHTS_EXTENSIONS)} added; check the path")
 

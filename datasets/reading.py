@@ -194,6 +194,7 @@ def check_rows(rows: Rows, wanted: Wanted, context: ProcessContext) -> Rows:
             findings += find_invalid_labels(fitting, split, num_classes)
         if not wanted.predicts:
             findings += find_problems(splits[split], split, data, context, trains=wanted.trains)
+    notes[:1] = [replace(note, kind="screen") for note in notes[:1]]  # of the first split
     return replace(rows, splits=splits, findings=tuple(findings)).noted(*notes)
 
 

@@ -80,7 +80,7 @@ def find_published(name: str) -> dict[str, str]:
     Raises UserError: timm has none, or they cannot be downloaded.
     """
     published: Any = timm.get_pretrained_cfg(name)
-    fix = "give -pretrained=FILE of them, or train from scratch: -cfg=configs/folder_small.yaml"
+    fix = "give -pretrained=FILE of them, or train from scratch with -opts MODEL.PRETRAINED=null"
     if not published or not published.has_weights:
         raise UserError(f"MODEL.NAME: timm has no weights of {name}; give a file of weights")
     if published.hf_hub_id:

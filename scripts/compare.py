@@ -40,7 +40,7 @@ POINT = "operating_point"
 
 def main(argv: list[str]) -> int:
     names, argv = split_sources(argv)
-    usage = "OLD NEW -data_path=DIR [-metric=NAME] [-margin=X] [flags of main_single_gpu.py]"
+    usage = "OLD NEW [-data_path=DIR] [-metric=NAME] [-margin=X] [flags of main_single_gpu.py]"
     what = "Says whether NEW is worse than OLD, on images that neither was trained on: folders of runs, or weight files"
     parser = script_parser("compare.py", usage, f"{what}. Status 0: not worse; 10: worse; 11: too few images to tell.")
     what = f"metric to compare (default: top1, of several labels mean_ap); {POINT}: sensitivity and specificity of both"

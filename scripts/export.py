@@ -9,6 +9,7 @@ validation images, or on the images and logits of -check FILE.npz; if a logit di
 written.
 """
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> int:
     add_flag(parser, "no_paths", action="store_true", help=no_paths)
     flags, rest = split_flags(parser, argv)
     if len(sources) != 1 or flags.format is None:
-        path = sources[0] if sources else "output/RUN"
+        path = shlex.quote(sources[0]) if sources else "output/RUN"
         raise UserError(
             "give the folder of a run, or a weight file, as the first argument, and -format: "
             f"python {SCRIPT} {path} -format {flags.format or 'onnx'} (formats: {', '.join(FORMATS)})"

@@ -89,7 +89,7 @@ _OLD_NAMES = {"f1": "macro_f1", "recall": "balanced_accuracy"}  # keys of JSON f
 
 
 def with_old_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values by name, those of some metrics also by the keys that earlier versions wrote."""
+    """The values by name, of some metrics also by the keys that earlier versions wrote."""
     return {old: values[name] for old, name in _OLD_NAMES.items() if name in values} | dict(values)
 
 

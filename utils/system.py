@@ -191,7 +191,7 @@ def core_share(cores: Set[int], of_ranks: Sequence[Set[int]], quota: float) -> C
 
 
 def control_groups(controller: str, groups: Path = _GROUPS, mount: Path = _MOUNT) -> list[Path]:
-    """The folders of this process's control group and of its parents; in version 1 those of `controller`: memory, cpu.
+    """The folders of this process's control group and of its parents; in version 1 of `controller`: memory, cpu.
 
     In a container, `groups` may have the path of the host, while `mount` has only the container's own group.
     """

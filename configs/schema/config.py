@@ -140,7 +140,7 @@ class Config(Section):
             needed = "needs MODEL.TYPE timm, not"
             yield f"MODEL.PRETRAINED timm {needed} {model.type}; use -model=NAME -pretrained=timm"
         if not (trains or model.pretrained or model.resume):
-            yield "EVAL.ENABLED needs weights; give -resume=RUN or -pretrained=FILE"
+            yield "EVAL.ENABLED: -eval, -predict and -embed need weights; give -resume=RUN or -pretrained=FILE"
         if trains and train.teacher_weights and train.distillation_type == "none":
             fix = "set TRAIN.DISTILLATION_TYPE to hard (as PaddleViT's scripts) or soft, or remove the teacher"
             yield f"TRAIN.TEACHER_WEIGHTS needs a distillation; {fix}"

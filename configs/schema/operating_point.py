@@ -37,7 +37,7 @@ class OperatingPoint(Goal):
     """A threshold of the score of a class against the others, see `SampleResults.scores`.
 
     label: of the class. is_chosen: whether images have decided on the thresholds; None if they cannot reach the goal.
-    group_threshold: of the means of groups. The figures are those of the goal, not measured ones: files call them so.
+    group_threshold: of the means of groups. Its figures are the goal, not measured: files call them so.
     """
 
     sensitivity: Annotated[_Share | None, Field(alias="goal_sensitivity")] = None

@@ -70,7 +70,7 @@ def _check_ascending(pair: tuple[float, float]) -> tuple[float, float]:
 
 
 Range = Annotated[tuple[Positive, Positive], FROM_LIST, AfterValidator(_check_ascending)]
-Shares = Annotated[tuple[Probability, Probability], FROM_LIST, AfterValidator(_check_ascending)]
+Shares = Annotated[tuple[Probability, Annotated[Probability, Field(gt=0)]], FROM_LIST, AfterValidator(_check_ascending)]
 
 
 def option(default: Any, meaning: str, **limits: Any) -> Any:

@@ -27,7 +27,7 @@ class TiffHeader:
         self.page: Page = next(self._pages(), {})
 
     def __getitem__(self, tag: str) -> set[int]:
-        """The different values of a tag of the first page, such as those of all bands; 1 if it is missing."""
+        """The different values of a tag of the first page, such as one for each band; 1 if it is missing."""
         return {*np.ravel(self.page.get(Base[tag], 1)).tolist()}
 
     def has_more_pages(self) -> bool:

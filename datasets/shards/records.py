@@ -27,7 +27,7 @@ Label = int | str | None
 
 MAX_LABEL_BYTES = 1 << 20  # of a file .cls or .json
 LABELS_KEY = "labels"  # in the .json of a sample with several labels, written by make_shards.py
-UNKNOWN_SUFFIX = "_unknown"  # after the key of labels: those of which it is not known whether the image has them
+UNKNOWN_SUFFIX = "_unknown"  # after the key of labels: labels that an image may have or not
 _SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _LABELS = ("cls", "json")
 _IGNORED = re.compile("|(?=__).*(?<=__)", re.DOTALL)  # no name, or one between underscores

@@ -158,7 +158,7 @@ def _check_classes(rows: Rows, labels: np.ndarray, known: Sequence[str], source:
             option = json.dumps({old: others[0]}, ensure_ascii=False)
             advice = f"; if it is the new name of {old!r}: -opts {shlex.quote(f'DATA.RENAME={option}')}"
     elif others and missing and not (needs_all or data.rename):
-        advice = "; if classes have new names: DATA.RENAME={OLD NAME: NEW NAME, ...}"
+        advice = "; if classes have new names: -opts 'DATA.RENAME={OLD NAME: NEW NAME, ...}'"
     if unknown:
         text = f"{list_names(unknown)}: not a class of {source} ({source} has {list_names(known)})"
         rows = rows.found(f"{data.data_path}: {text}; {fix}{advice}")

@@ -52,7 +52,7 @@ class Rows:
 
 
 def read_rows(source: Source, wanted: Wanted) -> Rows:
-    """The images of the splits of the data that have those of the run; the errors of the others."""
+    """The images of the splits of the data that have the splits of the run; the errors of the others."""
     tried = set[str]()
     splits = dict[str, Samples]()
     findings = list[Finding]()
@@ -70,7 +70,7 @@ def read_rows(source: Source, wanted: Wanted) -> Rows:
         findings.append(f"{problem}; give the training part alone with -data_path, or remove DATA.FOLDS")
     notes = dict[Note, None]()
     for samples in splits.values():
-        notes |= dict.fromkeys(samples.notes)  # those of a whole folder are notes of each split
+        notes |= dict.fromkeys(samples.notes)  # notes on a whole folder are notes of each split
         findings += samples.findings
     return Rows(splits, source.uncut if splits else None, (*notes,), (*findings,))
 

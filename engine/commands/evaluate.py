@@ -58,7 +58,7 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         from engine.report.contents import contents_of
         from engine.report.overview import class_figures, score_text, shift_by_weights
 
-        about = {"split": plan.split, "checkpoint": absolute_file(str(config.model.pretrained))}
+        about = {"split": plan.split, "checkpoint": absolute_file(session.weights)}
         logger.record.set_result(
             **metrics.values,
             **about,
@@ -72,7 +72,8 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         )
         logger.record.update()  # before the files, which may fail
         files = build_eval_files(config, samples, evaluator, folder)
-        files.write(metrics, results, session.model, epoch=None, **about)
+        chooses_point = bool(evaluator.point and not evaluator.point.is_chosen)
+        files.write(metrics, results, session.model, epoch=None, chooses_point=chooses_point, **about)
         if command.runs:
             write_measured(command.runs, metrics.decision, config.eval.tta)
         logger.record.update(state="finished", exit_status=0)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from configs.flags import Prediction
 from configs.schema.operating_point import OperatingPoint, probability_of
 from datasets.sources.samples import Samples
-from engine.evaluation.files import explanation_file
+from engine.evaluation.files import EXPLANATIONS, explanation_file
 from engine.evaluation.ranking import reaches
 from engine.evaluation.results import TOP_K, SampleResults, join, mean_by_group, name_of_target
 from engine.progress import Metrics
@@ -123,7 +124,8 @@ class Predictions:
         return paths
 
     def _open(self, files: ExitStack, paths: Sequence[Path]) -> None:
-        for file in self._folder.glob(".predictions.*.tmp"):  # of a killed process
+        of_others = self._folder.glob(".predictions.*.tmp"), self._folder.glob(f"{EXPLANATIONS}/[0-9]*-*.png")
+        for file in chain(*of_others):  # of a killed process; of other images
             file.unlink()
         table, *self._objects = (files.enter_context(open_atomically(path)) for path in paths)
         table.write("\ufeff" * self._options.excel)  # a byte order mark, for spreadsheets
@@ -182,9 +184,9 @@ class Predictions:
     def _close(self, files: ExitStack, paths: list[Path]) -> None:
         for objects in self._objects:
             objects.write("\n]\n")
-        files.close()
-        for name in (GROUPS_FILE, COUNTS_FILE, XLSX_FILE):  # of other images
+        for name in (JSON_FILE, GROUPS_FILE, COUNTS_FILE, XLSX_FILE):  # of other images
             (self._folder / name).unlink(missing_ok=True)
+        files.close()
         if self._options.excel:
             with (
                 open_atomically(self._folder / XLSX_FILE, "wb") as book,

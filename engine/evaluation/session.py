@@ -1,5 +1,6 @@
 """The session of an evaluation or a prediction, and the parts that training shares with it."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,15 +17,14 @@ from configs.schema.data import properties_of
 from configs.schema.model import Tune
 from configs.schema.operating_point import Decision, Goal, OperatingPoint, probability_of
 from configs.weights import WeightsRecord
-from configs.yaml_io import find_name, shorten
-from datasets.sources.class_names import list_names, names_of_labels, new_names
+from datasets.sources.class_names import names_of_labels
 from datasets.sources.samples import UNKNOWN, Samples
-from datasets.sources.shared_arrays import to_nfc
 from datasets.transforms.device import Normalize
 from engine.checkpoint.files import find_checkpoint
 from engine.checkpoint.weights_record import weights_record
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
+from engine.evaluation.intervals import point_of
 from engine.evaluation.mean import MeanOfModels, read_measured
 from engine.evaluation.ranking import has_label
 from engine.parallel import Strategy
@@ -39,7 +39,7 @@ from models.build import build_model
 from models.kernels import AUTO, EXPLICIT, fuse_plain_attention, prepare_convolutions, use_attention
 from models.weights.choose import EVALUATE, Purpose
 from utils.distributed import ProcessContext
-from utils.errors import UserError, did_you_mean
+from utils.errors import UserError
 from utils.metric_table import MAX_SCORED_CLASSES
 from utils.notes import Note
 from utils.system import require
@@ -119,6 +119,12 @@ class EvaluationSession:
     meta_model: nn.Module
 
     @property
+    def weights(self) -> str:
+        """Their file, or the folder of the sweep whose models are averaged."""
+        file = str(self.plan.config.model.pretrained)
+        return str(Path(file).parents[1]) if isinstance(self.model, MeanOfModels) else file
+
+    @property
     def lines(self) -> list[str]:
         """About the evaluation, on the screen."""
         config, evaluator = self.plan.config, self.evaluator
@@ -126,7 +132,7 @@ class EvaluationSession:
         return [
             f"{self.plan.images}{'' if self.plan.images.path else place_of(config.data)}",
             model_line(config, self.meta_model, f"{Devices(context.world_size, str(context.device), precision)}"),
-            f"Weights: {config.model.pretrained}",
+            f"Weights: {self.weights}",
         ]
 
 
@@ -166,13 +172,15 @@ def _without_decision(command: Command, plan: EvaluationPlan) -> EvaluationPlan:
     Raises UserError: a map or features of several models.
     """
     if command.embeds or (command.prediction and command.prediction.explain):
-        raise UserError(f"-embed and -explain are of one model; give one with -resume={command.runs[0]}")
+        raise UserError(
+            f"-embed and -explain are of one model; give one with -resume={shlex.quote(str(command.runs[0]))}"
+        )
     of_model = plan.record.decision
     decision = read_measured(command.runs)._replace(temperature=of_model.temperature)  # of the first model's logits
     notes = [Note("screen", f"The mean of {len(command.runs)} models: {', '.join(run.name for run in command.runs)}")]
     if not _decides(decision) and _decides(of_model):
         text = "the thresholds are of single models, and none was measured for the mean"
-        fix = f"-eval -data_path=DIR -resume={command.runs[0].parent} measures one"
+        fix = f"-eval -data_path=DIR -resume={shlex.quote(str(command.runs[0].parent))} measures one"
         notes.append(Note("screen", f"{text}; {fix}"))
     return replace(plan, notes=[*plan.notes, *notes], record=replace(plan.record, decision=decision))
 
@@ -247,21 +255,16 @@ def _goal_of(point: OperatingPoint) -> dict[str, Any]:
 
 
 def operating_goal(config: Config, names: Sequence[str]) -> OperatingPoint | None:
-    """EVAL.OPERATING_POINT with the label of its class, after DATA.RENAME. names: of all labels.
+    """EVAL.OPERATING_POINT as `point_of`.
 
-    Raises UserError: there is no such class; one label per image of more classes than have scores.
+    Raises UserError: also one label per image of more classes than have scores.
     """
     goal = config.eval.operating_point
     if goal is None:
         return None
     if not config.data.multi_label and len(names) > MAX_SCORED_CLASSES:
         raise UserError(f"{_KEY}: {len(names)} classes, more than {MAX_SCORED_CLASSES}; remove it")
-    (name,) = new_names([to_nfc(goal.name)], config.data.rename)
-    name = find_name(name, names)
-    if name not in names:
-        fix = did_you_mean(name, names) or f"; give one of {list_names(names)}"
-        raise UserError(f"{_KEY}: no class is {shorten(name)}{fix}")
-    return OperatingPoint(label=names.index(name), **{**goal.model_dump(), "name": name})
+    return point_of(goal, names, config.data.rename)
 
 
 def note_on_goal(goal: OperatingPoint | None, samples: Samples) -> list[Note]:

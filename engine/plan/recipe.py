@@ -113,11 +113,12 @@ def _model_of_weights(command: Command, recipe: Path) -> Choice | None:
 def _with_choice(command: Command, choice: Choice) -> Command:
     """The command as if the words of the choice stood before its own."""
     chosen = read_options(command.argv, _with_flags(command.flags, choice), command.script)
-    same = shlex.join(["python", command.script, *choice.words(), *command.argv])
+    words = shlex.join(choice.words())
+    same = f"python {command.script} {words} {shlex.join(command.argv)}"
     notes = (Note("log", f"The same: {same}"), *chosen.notes)
     if choice.warning:
         notes = (Note("warning", choice.warning), *notes)
-    return replace(chosen, recipe=shown_path(choice.file), notes=notes, reason=choice.reason)
+    return replace(chosen, recipe=shown_path(choice.file), notes=notes, choice=f"{words} ({choice.reason})")
 
 
 def _with_flags(given: argparse.Namespace, choice: Choice) -> argparse.Namespace:

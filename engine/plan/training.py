@@ -271,7 +271,7 @@ def plan_training(
         logger.note(Note("screen", f"Resume: no run in {config.save} is of this experiment; {fix}"))
     if found:
         _check_fixed_options(found, command)
-        if command.flags.cfg or config.model.resume == AUTO:  # else the options are those of the run
+        if command.flags.cfg or config.model.resume == AUTO:  # else the run's options are used
             config = keep_minutes(config, _options_of_run(found))
         resumed = _record_of_run(found, command.config)
         start = resumed

@@ -62,7 +62,7 @@ def first_non_finite(
             found.append(Origin("the gradient of the loss"))
 
     def other_gradient(tensor: str, path: str, module: nn.Module, gradient: torch.Tensor | None) -> None:
-        """Called with the gradient of an input or a parameter of the module, after those of its outputs."""
+        """Called with the gradient of an input or a parameter of the module, after the gradients of its outputs."""
         if finite_output_gradient.get(module) and not _all_finite(float_tensors(gradient)):
             found.append(_in_module(tensor, path))
 

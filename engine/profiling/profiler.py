@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from datasets.batch import Batch
@@ -142,9 +143,10 @@ def _profile_steps(session: Session, outputs: RunOutputs, batches: Iterator[Batc
     state, context, reporter = session.state, session.state.context, outputs.reporter
     device = context.device
     on_gpu = context.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]
     if context.is_main:
         os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)
-        with torch_profile():  # the first start is slow: do it now, or workers would load ahead during it
+        with torch_profile(activities=activities):  # the first start is slow: during it workers would load ahead
             pass
     progress = state.new_progress(epoch=0)
     num_steps = _WARMUP_STEPS + _TIMED_STEPS + _PROFILED_STEPS
@@ -172,7 +174,7 @@ def _profile_steps(session: Session, outputs: RunOutputs, batches: Iterator[Batc
     seconds = timed(lambda: train(_TIMED_STEPS), device)
     images_per_second = (batches_done() - before) * state.layout.batch.micro_step_size / seconds
     waits, memory = state.timer.totals().since(totals), peak_memory_bytes(device)
-    with torch_profile() if context.is_main else nullcontext() as profiler:
+    with torch_profile(activities=activities) if context.is_main else nullcontext() as profiler:
         profiled_seconds = timed(lambda: train(_PROFILED_STEPS), device)
     reporter.close()
 

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from configs.schema.data import properties_of
-from configs.schema.operating_point import OperatingPoint
-from configs.yaml_io import find_name
-from datasets.sources.class_names import new_names
+from configs.schema.operating_point import Goal
 from datasets.sources.corrections import decided_rows
+from engine.evaluation.intervals import point_of
 from engine.evaluation.results import SampleResults, join
 from engine.evaluation.suspects import margins, write_suspects
 from engine.evaluation.tables import SCORES, ResultTables, read_scores
@@ -59,7 +58,8 @@ def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -
     logs = np.log([run.evaluation.values.get("calibrated", {}).get("temperature", 1) for run in runs])
     others = np.exp((logs.sum() - logs) / max(len(logs) - 1, 1)).tolist()  # of each fold
     tempered = [replace(part, temperature=one).calibrated for part, one in zip(parts, others, strict=True)]
-    point = _point_of(options, classes)
+    goal = options["EVAL.OPERATING_POINT"]
+    point = point_of(Goal.model_validate(goal), classes, options["DATA.RENAME"]) if goal else None
     of_folds = replace(join(tempered), point=point)
     results = replace(join(parts), temperature=float(np.exp(logs.mean())), of_folds=of_folds, point=point)
     about = {"split": OUT_OF_FOLD, "folds": len(runs)}
@@ -72,16 +72,6 @@ def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -
     pooled = evaluation_in(folder)
     _copy_pictures(pooled, pictures)
     return pooled
-
-
-def _point_of(options: dict[str, Any], classes: list[str]) -> OperatingPoint | None:
-    """EVAL.OPERATING_POINT, which the held-out images choose."""
-    goal = options["EVAL.OPERATING_POINT"]
-    if not goal:
-        return None
-    (renamed,) = new_names([goal["class"]], options["DATA.RENAME"])
-    name = find_name(renamed, classes)
-    return OperatingPoint.model_validate({**goal, "class": name, "label": classes.index(name)})
 
 
 def _write_suspects(

@@ -186,11 +186,12 @@ def _point_tiles(evaluation: Evaluation, split: str) -> list[Tile]:
         auroc = percent(ranked.get("auroc"))
         tiles.append(Tile(f"{split} AUROC, {ranked.get('class')}".strip(), auroc, _interval_in(ranked)))
     if point := evaluation.values.get("operating_point"):
-        tiles.append(_sensitivity_tile(point, split))
+        place = "on these images" if evaluation.values.get("chooses_point") else "in validation"
+        tiles.append(_sensitivity_tile(point, split, place))
     return tiles
 
 
-def _sensitivity_tile(point: dict[str, Any], split: str) -> Tile:
+def _sensitivity_tile(point: dict[str, Any], split: str, place: str) -> Tile:
     positive = point.get("class")
     name = f"{split} sensitivity, {positive}".strip()
     words = f"{positive} recognized"
@@ -201,7 +202,7 @@ def _sensitivity_tile(point: dict[str, Any], split: str) -> Tile:
     remarks = [
         *figures,
         f"from p {probability_of(logit):.4g} on",
-        f"chosen in validation for {point.get('goal')}",
+        f"chosen {place} for {point.get('goal')}",
     ]
     return Tile(name, sensitivity, "; ".join(remarks), words)
 
@@ -254,8 +255,8 @@ def shift_by_weights(run: RunContents) -> str:
     shift, mean, share, name = max(shifts, default=(0.0, 0.0, 0.0, ""))
     if shift <= 5:
         return ""
-    text = "LOSS.CLASS_WEIGHTS shifts the probabilities: that of"
-    return f"{text} {name} is {percent(mean)} on average, and {percent(share)} of the images have it"
+    text = "LOSS.CLASS_WEIGHTS shifts the probabilities: the mean of"
+    return f"{text} {name} is {percent(mean)}, and {percent(share)} of the images have it"
 
 
 def status_of(run: RunContents) -> tuple[str, str]:

@@ -52,7 +52,7 @@ def start_log(command: Command, context: ProcessContext) -> RunLogger:
 def recipe_line(command: Command) -> str:
     if command.config.model.resume not in (None, "auto"):
         return f"Resume: {command.config.model.resume}"
-    return f"Recipe: {command.recipe or 'the defaults'}{command.reason and f' ({command.reason})'}"
+    return f"Recipe: {command.choice or command.recipe or 'the defaults'}"
 
 
 def log_options(command: Command, logger: RunLogger) -> None:

@@ -125,7 +125,7 @@ def paddle_to_timm(file: Path, options: Model, model: nn.Module, state: State) -
     PaddleClas has the names of timm or of the authors, and PaddlePaddle's layout. Raises UserError if the file contains
     a tensor that the model does not have.
     """
-    family = FAMILIES.get(options.type, FAMILIES["deit"])  # whose names are those of PaddleViT's ViT and of its head
+    family = FAMILIES.get(options.type, FAMILIES["deit"])  # which names its tensors as PaddleViT's ViT and its head
     if options.type == "timm" and options.name.partition(".")[0] == _REGNET.timm:
         family = _REGNET
     own = model.state_dict()

@@ -180,6 +180,8 @@ def decision_graph(trained: TrainedModel, names: list[str]) -> tuple[Any, dict[s
     labels = [*range(len(names))]
     if is_multi_label and not thresholds:
         thresholds = [0.0] * len(names)
+    if thresholds:
+        known["thresholds"] = [*map(probability_of, thresholds)]  # of the divided logits, as `probabilities`
     if point and point.threshold is not None:
         other, name = decision_names(point, names, is_multi_label)
         known = {"decisions": [name], "other": other, "threshold": probability_of(point.threshold)}
@@ -219,7 +221,7 @@ def write_deploy(model: nn.Module, trained: TrainedModel, path: Path) -> None:
     onnx.save(onnx.compose.merge_models(whole, decision, [("logits", "logits")], outputs=outputs), path / "model.onnx")
     low, high = data.grey_range or (0, MAX_VALUE)
     known |= {"name": trained.config.model.name, "grey_range": [low, high], "level": Normalize(data).factor.tolist()}
-    (path / "model.json").write_text(json.dumps(known | trained.description, indent=2) + "\n", encoding="utf-8")
+    (path / "model.json").write_text(json.dumps(trained.description | known, indent=2) + "\n", encoding="utf-8")
     lines = [f"{data.image_channels} {low:g} {high:g}", known["other"], *known["decisions"]]
     (path / "model.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     _write_references(path / "reference", trained.samples, data, model, decision)

@@ -87,7 +87,7 @@ class TrainedModel:
         return build_model(options, data, torch.device("cpu"), EVALUATE, data.input_size)[0].eval()
 
     def measure(self, built: EvalModel) -> "TrainedModel":
-        """Evaluates the validation images; they choose temperature and thresholds, and that of the operating point.
+        """Evaluates the validation images; they choose the temperature, and all thresholds.
 
         Raises UserError: DATA.ONLY_CLASSES leaves out images of classes of the model.
         """

@@ -142,7 +142,7 @@ TRAIN: {NUM_EPOCHS: 3, WARMUP_EPOCHS: 4} | :1: TRAIN.WARMUP_EPOCHS 4 exceeds NUM
 BASE: 3 | :1: BASE must be a list of files
 BASE: false | :1: BASE must be a list of files
 "\e[2J": 1 | :1: '\\x1b\[2J' is not a valid key
-EVAL: true | :1: EVAL.ENABLED needs weights
+EVAL: true | :1: EVAL.ENABLED
 SAVE: "a\0b" | :1: SAVE is 'a\\x00b': a path cannot contain a zero byte
 BASE: ["a\0b"] | :1: BASE must be a list of files
 SEED: 1; BASE: [none.yaml] | recipe.yaml:2: BASE: .*none.yaml: cannot be read: No such file

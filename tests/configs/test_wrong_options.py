@@ -21,13 +21,14 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 -batch_size=x | -batch_size
 -memory_gb=inf | -memory_gb: DATA.MEMORY_GB
 -opts 'TRAIN.OPTIMIZER.BETAS=[0.9, 1e999]' | TRAIN.OPTIMIZER.BETAS
+-opts 'TRAIN.CUTMIX_MINMAX=[0, 0]' | TRAIN.CUTMIX_MINMAX
 -amp=maybe | yes or no
 -ngpus=0 | -ngpus
 -resume= -dataset=digits | -resume
 -h TRAIN.BASE_LT | TRAIN.BASE_LR
 -opts MODEL.TUNE=lora TRAIN.OPTIMIZER.NAME=Lamb | set it to AdamW
 # Commands
--predict photos | -pretrained
+-predict photos | -predict and -embed need weights; give -resume=RUN or -pretrained=FILE
 -predict= -pretrained=x.pth | -predict
 -predict photos -pretrained=x.pth -eval | -predict photos and -eval
 -predict photos -pretrained=x.pth -top_k=0 | -top_k

@@ -310,6 +310,9 @@ def test_the_pixels_of_the_client_are_the_pixels_of_an_evaluation(resize, size, 
             expected = eval_crop(data, open_image(file.read_bytes(), 3, str), random.Random())
             (pixels,) = names["preprocess"](file, values)
             assert np.array_equal(np.rint(255 * (pixels + np.float32(mean)[:, None, None])), expected.numpy())
+    Image.fromarray(np.full((9, 9), 4095, np.uint16)).save(file)
+    with pytest.raises(ValueError, match="more than 8 bits"):
+        names["preprocess"](file, values)
 
 
 @pytest.mark.slow

@@ -118,11 +118,12 @@ def test_the_decision_is_the_most_probable_class_or_of_the_operating_point(tempe
 def test_the_decisions_of_several_labels_reach_their_thresholds(temperature):
     logits = torch.randn(200, 3, generator=torch.Generator().manual_seed(1)) * 3
     thresholds = (-1.0, 0.25, 2.0)
-    probabilities, _, decided, _ = decided_by(
+    probabilities, _, decided, known = decided_by(
         logits, Decision(thresholds), temperature, "-opts", "DATA.MULTI_LABEL=true"
     )
     assert probabilities == pytest.approx((logits / temperature).sigmoid().numpy(), abs=1e-6)
     assert (decided == (logits >= torch.tensor(thresholds)).numpy()).all()
+    assert known["thresholds"] == pytest.approx((torch.tensor(thresholds) / temperature).sigmoid().tolist())
 
 
 def as_pnm(file: Path, target: Path) -> np.ndarray:

@@ -90,7 +90,7 @@ class Tables(Source):
         if metadata and found.keys().isdisjoint(("train", "val")):
             found["all"] = metadata[0]
         if not found:
-            if any(root.glob("[!.]*/")):
+            if not data.multi_label and any(root.glob("[!.]*/")):
                 more = " -opts DATA.IMAGE_ROOT=null" if data.image_root else ""
                 fix = f"give the file of another table, or for class folders -dataset=folder{more}"
                 raise UserError(f"{root}: has no table train.csv or val.csv; {fix}")

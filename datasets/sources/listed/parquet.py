@@ -74,7 +74,7 @@ class Parquet(Tables):
             raise UserError("DATA.GROUPS: is not read from parquet files; save the images as files with a table")
         tables = {split: ParquetTable(folder, files, self.data) for split, files in by_split.items()}
         if "class_label:" in card:
-            text = f"{root}/README.md: its names of classes are not read: the labels are those of the files"
+            text = f"{root}/README.md: its names of classes are not read: the files have the labels"
             for table in tables.values():
                 if not table.classes:
                     table.notes.append(Note("screen", text))

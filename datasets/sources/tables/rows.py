@@ -77,6 +77,8 @@ class Rows:
             path = os.path.relpath(absolute, self.root)
         endings = self._endings_of(path)
         if len(endings) > 1:
+            endings = [one for one in endings if os.path.isfile(self.root / f"{path}{one}")]  # no broken link
+        if len(endings) > 1:
             self.add_finding(line, f"{shorten(path)} is {' and '.join(sorted(endings))}; write the ending, too")
         path += [*endings, ""][0]
         target = [*target]

@@ -35,7 +35,7 @@ def test_first_lines(name, lines, problem, tmp_path):
     assert classes_of(*read_splits(given)) == {image: names[number % 2] for number, image in enumerate(IMAGES)}
 
 
-def test_an_id_of_two_images_is_refused_unless_it_is_a_path(tmp_path):
+def test_an_id_of_two_images_is_refused_unless_it_is_a_path_or_a_broken_link(tmp_path):
     tree(tmp_path, *IMAGES, "i00.png")
     for first, problem in (("i00", "all.csv:2: 'i00' is .jpg and .png; write the ending"), ("i00.png", "")):
         write_table(tmp_path / "all.csv", [f"{first},a", *(row[:5] for row in ROWS[1:])], "id,label")
@@ -44,6 +44,10 @@ def test_an_id_of_two_images_is_refused_unless_it_is_a_path(tmp_path):
             assert problem in line_of(read_splits, given)
         else:
             assert sorted(labels_of(*read_splits(given))) == ["i00.png", *IMAGES[1:]]
+    (tmp_path / "i00.png").unlink()
+    (tmp_path / "i00.png").symlink_to("gone")
+    write_table(tmp_path / "all.csv", [row[:5] for row in ROWS], "id,label")
+    assert sorted(labels_of(*read_splits(given))) == IMAGES
 
 
 CAMERAS = [f"site{n // 20}/100RECNX/IMG_{n:04}.JPG" for n in range(40)]

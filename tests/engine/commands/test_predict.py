@@ -131,9 +131,13 @@ def test_unusable_images_are_rows_with_an_error(images, trained, tmp_path):
     assert errors.keys() == {"0.jpg", "13.png", "14.jpg"}
     assert errors["13.png"] == "is empty (0 bytes)"
     assert classes == set(CLASSES)
+    (maps := tmp_path / "out" / "explanations").mkdir()
+    (maps / "000000-00.png").write_text("of an image before")
+    (maps / "notes.txt").write_text("of the user")
     listed = predict(tmp_path / "out", str(tmp_path / "list.txt"), weights)
     assert [row["error"] for row in listed] == ["", "cannot be read (No such file or directory)", ""]
-    assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*")) == ["predictions.csv", "predictions.json"]
+    files = [path for path in (tmp_path / "out").rglob("[!.]*") if path.is_file()]
+    assert sorted(path.name for path in files) == ["notes.txt", "predictions.csv"]
 
 
 def test_if_no_image_is_readable_the_file_is_written_and_the_run_fails(trained, tmp_path):

@@ -74,6 +74,9 @@ def test_an_evaluation_measures_the_threshold_of_the_mean(sweep, images, tmp_pat
     labels = np.array([int(Path(row["path"]).parent.name) for row in probabilities])
     assert read_result(folder)["top1"] == pytest.approx(100 * (found.argmax(1) == labels).mean())
     summary = read_json(folder / "evaluation/summary.json")
+    assert summary["chooses_point"]
+    assert summary["checkpoint"] == str(sweep)
+    assert folder.name.startswith("eval-sweep-")
     stored = read_json(sweep / MEAN)["operating_point"]["threshold"]
     assert summary["operating_point"]["threshold"] == stored
     threshold = 1 / (1 + np.exp(-stored))
@@ -95,6 +98,7 @@ def test_runs_that_hold_out_the_same_images_are_evaluated_on_them(trained_digits
     summaries = [read_json(one / "evaluation/summary.json") for one in (folder, run)]
     assert summaries[0]["samples"] == summaries[1]["samples"]
     assert summaries[0]["top1"] != summaries[1]["top1"]
+    assert not summaries[0]["chooses_point"]
 
 
 def test_what_a_mean_cannot_do_is_refused(sweep, images, tmp_path):

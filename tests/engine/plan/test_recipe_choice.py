@@ -102,16 +102,17 @@ WITH_FLAGS = """
 @pytest.mark.parametrize("place", ["in the cache", None], indirect=True)
 @pytest.mark.parametrize("flags, with_weights, without", cells_of(WITH_FLAGS))
 def test_flags_win_over_the_recipe(images, place, flags, with_weights, without):
-    """And the command in the note has the same options."""
+    """And the command in the note has the same options, as the words on the screen."""
     command = chosen(f"-data_path={images}", *shlex.split(flags))
     config = command.config
     expected = with_weights if place or not without else without
     assert f"{command.run_name} {config.model.name} {config.train.num_epochs}" == expected.replace("VIT", VIT)
     assert config.model.pretrained == ("timm" if command.run_name != "folder_small" else None)
-    assert command.reason.startswith("34 images; ")
+    shown, *_ = command.choice.partition(" (34 images; ")
     note = next(note.text for note in command.notes if note.kind == "log")
     python, script, *words = shlex.split(note.partition("The same: ")[2])
     assert (python, script, config_for(*words)) == ("python", "main_single_gpu.py", config)
+    assert config_for(*shlex.split(shown), f"-data_path={images}", *shlex.split(flags)) == config
 
 
 RATES = """
@@ -301,7 +302,7 @@ def test_a_run_without_weights_and_its_resume(images, tmp_path, monkeypatch, cap
     monkeypatch.setattr(recipe, "find_on_hub", lambda *_: None)
     flags = [f"-data_path={images}", "-epochs=1", f"-output={tmp_path / 'out'}", "-device=cpu", "-image_size=32"]
     assert main_single_gpu.main(flags) == 0
-    assert capsys.readouterr().out.count("configs/folder_small.yaml (34 images; ") == 1
+    assert capsys.readouterr().out.count(" -model=resnet10t -batch_size=8 (34 images; ") == 1
     folder = only_run(tmp_path / "out")
     assert folder.name.startswith("folder_small-")
     assert read_result(folder)["finished"]

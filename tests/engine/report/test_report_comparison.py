@@ -334,6 +334,11 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
     assert summary["loss"] == pytest.approx(-log_expit(scores)[range(150), labels].mean(), rel=1e-5)
     assert f"{summary['calibrated']['ece']:.2f}%" in page.text
     assert f"{summary['ece']:.2f}%" in page.text
+    for one in folders:
+        config = (one / "config.yaml").read_text()
+        (one / "config.yaml").write_text(config.replace("class: old", "class: gone"))
+    _, _, problems = compare(*folders)
+    assert any("EVAL.OPERATING_POINT: no class is 'gone'" in problem for problem in problems)
     (folder / "evaluation/scores.npz").write_bytes(b"PK")
     _, _, problems = compare(*folders)
     assert any("scores.npz cannot be read" in problem for problem in problems)
