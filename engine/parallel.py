@@ -130,10 +130,7 @@ class Strategy:
         for group, present in zip(optimizer.param_groups, settings, strict=True):
             group.update(present)
         for parameter, moments in optimizer.state.items():
-            for name, value in moments.items():
-                is_like_parameter = torch.is_tensor(value) and value.shape == parameter.shape
-                if is_like_parameter and value.stride() != parameter.stride():  # fused kernels need equal strides
-                    moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+            optimizer.state[parameter] = tree_map_only(torch.Tensor, partial(_copy_like, parameter), moments)
 
 
 class DDP(Strategy):
@@ -333,6 +330,12 @@ class FSDP(Strategy):
         if not (isinstance(own, DTensor) and own.shape == tensor.shape):
             return _broadcast(tensor, self.device)
         return distribute_tensor(_on_device(tensor, self.device), own.device_mesh, own.placements)
+
+
+def _copy_like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A copy outside of the file, with the strides of the parameter if the shapes are equal, as fused kernels need."""
+    like = parameter if value.shape == parameter.shape else value
+    return torch.empty_like(like, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _separate_blocks(model: nn.Module) -> list[nn.Module]:

@@ -233,15 +233,15 @@ def find_best(found: FoundCheckpoint, context: ProcessContext) -> Path | None:
         paths = [place.path for place in found.places if place.is_best and place.best == found.state["best"]]
         for path in sorted(paths, key=lambda path: path.name != BEST):
             with suppress(UserError):
-                load_checkpoint(path, mmap=True)
+                load_checkpoint(path)
                 return path
         return None
 
     return find_on_main(first_valid, context)
 
 
-def load_checkpoint(path: Path, mmap: bool = False) -> dict[str, Any]:
-    """Reads a checkpoint that `CheckpointWriter` wrote; runs no code of the file. mmap: its tensors take no memory.
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint that `CheckpointWriter` wrote; runs no code of the file. LARGE entries stay in the file.
 
     Raises UserError: the file is damaged, of another program or format, or contains non-finite weights.
     """
@@ -254,7 +254,7 @@ def load_checkpoint(path: Path, mmap: bool = False) -> dict[str, Any]:
     try:
         verify_checksum(path, required=True)
         archive_bytes = checked_archive_bytes(path)
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         is_backed = all(has_backing_storage(tensor, archive_bytes) for tensor in tensors_in(state))
     except UserError:
         raise
@@ -269,7 +269,8 @@ def load_checkpoint(path: Path, mmap: bool = False) -> dict[str, Any]:
     if not is_backed:
         raise UserError(f"{path}: declares tensors that the file does not contain; use another")
     _check_content(path, state)
-    return state
+    small = {entry: state[entry] for entry in state.keys() - {*LARGE}}
+    return state | tree_map_only(torch.Tensor, torch.clone, small)  # a run keeps them, and not the file
 
 
 def _check_content(path: Path, state: dict[str, Any]) -> None:

@@ -23,10 +23,10 @@ from conftest import (
 )
 
 from datasets.decoding.images import BadImage
-from engine.checkpoint.files import load_checkpoint
+from engine.checkpoint.files import LARGE, load_checkpoint
 from engine.run.record import read_run
 from engine.training.trainer import Trainer
-from utils.files import read_json
+from utils.files import read_json, tensors_in
 from utils.notes import STATUS
 from utils.signals import PendingSignal, defer_signals
 
@@ -157,6 +157,26 @@ def interrupt(monkeypatch, method: str, count: int, number: int):
         original(self, *arguments)
 
     monkeypatch.setattr(Trainer, method, with_signal)
+
+
+def test_a_checkpoint_is_mapped_and_closed_before_the_first_step(digits_argv, monkeypatch):
+    """Else a resume has a second copy of it in memory, and files that the run replaces keep their place on the disk."""
+    folder = train([*digits_argv, "TRAIN.MODEL_EMA=true", "TRAIN.MAX_STEPS=3"])
+    state = load_checkpoint(folder / "last.pth")
+    for entry, content in state.items():
+        is_mapped = {not tensor.untyped_storage().resizable() for tensor in tensors_in(content)}
+        assert is_mapped <= {entry in LARGE}
+    del state
+    open_files = []
+    original = Trainer.train
+
+    def record(self):
+        open_files.append(Path("/proc/self/maps").read_text())
+        original(self)
+
+    monkeypatch.setattr(Trainer, "train", record)
+    assert train([f"-resume={folder}", *digits_argv, "TRAIN.MODEL_EMA=true", "TRAIN.MAX_STEPS=4"]) == folder
+    assert folder.name not in open_files[0]
 
 
 @pytest.fixture(scope="module")
