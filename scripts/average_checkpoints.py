@@ -11,9 +11,12 @@ used. All flags of main_single_gpu.py may follow, such as -data_path.
 
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
 
 from configs.command_line import parse_command_line
 from configs.yaml_io import write_yaml
@@ -57,15 +60,12 @@ def main(argv: list[str]) -> int:
         _check_same_data(trained, path)
     config = trained.config
     built = build_eval_model(config, context, record=trained.record)
-    state = built.fp32.state_dict()
-    mean: State = {}
-    for count, path in enumerate(paths):
-        load_pretrained(built.fp32, str(path), config.model, EVALUATE)
-        if count == 0:
-            mean = {name: tensor.clone() for name, tensor in state.items()}
-        add_to_mean(mean, state, count)
+    mean = built.fp32.state_dict()
+    print_escaped(f"read: {paths[0]}")
+    for count, path in enumerate(paths[1:], start=1):
+        add = partial(add_to_mean, mean, count=count)
+        load_pretrained(built.fp32, str(path), config.model, EVALUATE, trained.record.image_size, add)
         print_escaped(f"read: {path}")
-    built.fp32.load_state_dict(mean)
     trained = trained.measure(built)
     output = flags.output or paths[0].with_name("average.pth")
     if any(name.endswith(".running_mean") for name in mean):
@@ -86,7 +86,8 @@ def add_to_mean(mean: State, state: State, count: int) -> None:
     """
     for name, tensor in mean.items():
         if tensor.is_floating_point():
-            tensor.copy_(tensor.double().lerp(state[name].double(), 1 / (count + 1)))
+            other = state[name].to(tensor.device, torch.float64)
+            tensor.copy_(tensor.double().lerp(other, 1 / (count + 1)))
 
 
 def _checkpoints(run: Path) -> list[Path]:
@@ -94,7 +95,7 @@ def _checkpoints(run: Path) -> list[Path]:
     found = {}
     for path in checkpoints_by_progress(run):
         try:
-            checkpoint = load_checkpoint(path, mmap=True)
+            checkpoint = load_checkpoint(path)
         except UserError as error:
             print_escaped(f"skipped: {error}", file=sys.stderr)
             continue

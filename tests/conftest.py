@@ -350,6 +350,14 @@ def digits_flags(output: Path) -> list[str]:
     return [f"-dataset={name}", "-batch_size=64", f"-output={output}", "-opts", *options]
 
 
+def tensor_bytes_in_memory() -> int:
+    """Of all tensors of this process; the pages of a mapped file do not count."""
+    gc.collect()
+    found = [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter)]
+    storages = [one.untyped_storage() for one in found if one.layout is torch.strided and one.device.type == "cpu"]
+    return sum({one.data_ptr(): one.nbytes() for one in storages if one.resizable()}.values())
+
+
 @pytest.fixture
 def digits_argv(tmp_path) -> list[str]:
     return digits_flags(tmp_path / "out")

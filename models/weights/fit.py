@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -92,6 +92,7 @@ def load_pretrained(
     options: Model = _DEFAULTS,
     purpose: Purpose = FINE_TUNE,
     image_size: tuple[int, int] | None = None,
+    take: Callable[[State], Any] | None = None,
 ) -> Fitted:
     """Loads a weight file into `model`, which must have no wrapper. Every tensor of the model must be in the file.
 
@@ -102,7 +103,8 @@ def load_pretrained(
     resized, the first convolution may have 1 or 3 channels, and a head of other classes is new.
 
     options: of the model, by default a ViT. image_size: height and width of the images of the weights; None if they do
-    not state it: position embeddings of another number of tokens are then of a square.
+    not state it: position embeddings of another number of tokens are then of a square. take: receives the state dict
+    in place of `model`; its tensors stay in the file until they are read.
     Raises UserError: as `read_weights` and `choose`; a tensor that is missing, has no place, another shape or is not
     finite; a new head where the purpose needs one of the file. The model is then unchanged.
     """
@@ -127,7 +129,7 @@ def load_pretrained(
         text = "the results differ from the results of the weights' own program"
         text += ": this model lacks their layer before the head"
         fitted.list_names(text, hidden, "warning")
-    model.load_state_dict(checked, strict=True)
+    (take or model.load_state_dict)(checked)
     _start_heads(model, fitted.new_heads, purpose)
     return fitted
 

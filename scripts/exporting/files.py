@@ -7,7 +7,6 @@ the model.
 """
 
 import contextlib
-import copy
 import errno
 import io
 import json
@@ -29,13 +28,14 @@ from configs.schema.operating_point import probability_of
 from engine.checkpoint.weights_record import exported_entry
 from engine.report.contents import RunContents, read_contents
 from engine.report.overview import point_figures, score_text
-from engine.run.cost import count_parameters
+from engine.run.cost import copy_to_meta, count_parameters
 from engine.run.facts import TrainingData
 from models.build import CONSTRUCTORS
 from models.kernels import AUTO, use_attention
 from models.vit import evaluation_arguments
 from scripts.exporting.formats import OPSET, STEM_FILES
 from scripts.weights.trained_model import Forward, TrainedModel
+from utils.device import on_meta_device
 from utils.errors import UserError, first_line, hide_passwords, to_single_line
 from utils.file_formats.hf_folder import FLIPS, PREPROCESSOR, WEIGHTS
 from utils.files import tensor_bytes
@@ -64,7 +64,9 @@ def _write_tensors(state: dict[str, torch.Tensor], trained: TrainedModel, path: 
     """A tensor with several names is written under each of them, as `-pretrained` needs."""
     path.touch()
     mode = path.stat().st_mode
-    tensors = {name: tensor.contiguous().clone() for name, tensor in state.items()}
+    whole = {name: tensor.contiguous() for name, tensor in state.items()}
+    last = {tensor.data_ptr(): name for name, tensor in whole.items()}  # of its names
+    tensors = {name: one if last[one.data_ptr()] == name else one.clone() for name, one in whole.items()}
     try:
         split = {entry: json.dumps(value) for entry, value in exported_entry(trained.split).items()}
         save_file(tensors, path, {"format": "pt"} | trained.metadata() | split)
@@ -91,7 +93,6 @@ def _export_program(model: nn.Module, trained: TrainedModel) -> torch.export.Exp
 
 def write_torch_export(model: nn.Module, trained: TrainedModel, path: Path) -> None:
     """A program of torch.export; class names and preprocessing are in its extra files of these names."""
-    model = copy.deepcopy(model)
     use_attention(model, AUTO)  # the kernel is chosen where the program runs
     torch.export.save(_export_program(model, trained), path, extra_files=trained.metadata())
 
@@ -181,7 +182,7 @@ def _as_timm_builds(model: nn.Module, trained: TrainedModel) -> Any:
     Raises ValueError: timm has none.
     """
     options: Any = trained.config.model
-    rebuilt: Any = model
+    rebuilt: Any = copy_to_meta(model)
     if options.features not in ("pre_logits", getattr(model, "global_pool", None)):
         raise ValueError(f"timm has no MODEL.FEATURES={options.features} of it")
     if options.type == "vit":
@@ -192,7 +193,8 @@ def _as_timm_builds(model: nn.Module, trained: TrainedModel) -> Any:
         if options.stem:
             name = _VIT_WITH_STEM
             arguments["stem"] = options.stem
-        rebuilt = timm.create_model(name, **arguments)
+        with on_meta_device():
+            rebuilt = timm.create_model(name, **arguments)
     elif options.type in CONSTRUCTORS:
         raise ValueError("no name of timm's accepts its options")
     rebuilt.pretrained_cfg = {key: rebuilt.pretrained_cfg.get(key) for key in _KEPT_OF_TIMM}
@@ -211,7 +213,9 @@ def _write_transformers(model: Any, trained: TrainedModel, path: Path, kind: str
         model.config.id2label = dict(enumerate(names))
         model.config.label2id = {name: label for label, name in enumerate(names)}
     model.save_pretrained(path)
-    _write_tensors(load_file(path / WEIGHTS[0]), trained, path / WEIGHTS[0])
+    written = (path / WEIGHTS[0]).rename(path / "written")
+    _write_tensors(load_file(written), trained, path / WEIGHTS[0])
+    written.unlink()
     height, width = data.input_size
     shown = {"height": height, "width": width}
     whole = round(min(height, width) / data.crop_pct)

@@ -203,6 +203,7 @@ def export(model: nn.Module, trained: TrainedModel, reference: Reference | None,
             raise error_from(
                 error, f"{target}: cannot be written ({reason}); {space_fix(reason)}, or use another format"
             ) from error
+        model.to("meta")  # frees the weights before the export is read
         if not reference:
             return "Not checked: the exported model was not run (-no_check)"
         if kind == "onnx_float16":

@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from engine.checkpoint.weights_record import read_record
 from engine.evaluation.calibration import choose_temperature
 from scripts import average_checkpoints
 from scripts.average_checkpoints import add_to_mean
+from scripts.weights.trained_model import TrainedModel
 from utils.files import read_json
 
 
@@ -51,13 +51,30 @@ def test_an_average_is_evaluated_and_read_by_pretrained(averaged_run, trained_di
     assert round(read_result(only_run(tmp_path / "eval", "eval"))["top1"], 2) == top1
 
 
-def test_each_checkpoint_of_a_run_counts_once(averaged_run, monkeypatch):
-    """best.pth and last.pth are copies of others. The states of the optimizer are not read into memory."""
-    load = Mock(wraps=load_checkpoint)
-    monkeypatch.setattr(average_checkpoints, "load_checkpoint", load)
+def test_an_average_has_one_model_in_memory(averaged_run, monkeypatch):
+    """It becomes the mean; the other tensors stay in their files, of which one is open."""
+    added = []
+
+    def add(mean, state, count):
+        added.append([tensor.untyped_storage().resizable() for tensor in state.values()])
+        add_to_mean(mean, state, count)
+        added.append([tensor.data_ptr() for tensor in mean.values()])
+
+    def measure(self, built):
+        added.append([tensor.data_ptr() for tensor in built.fp32.state_dict().values()])
+        return self
+
+    monkeypatch.setattr(average_checkpoints, "add_to_mean", add)
+    monkeypatch.setattr(TrainedModel, "measure", measure)
     average_checkpoints.main([str(averaged_run)])
-    assert all(call.kwargs == {"mmap": True} for call in load.call_args_list)
-    assert load.called
+    of_file, mean, measured = added
+    assert not any(of_file)
+    assert mean == measured
+
+
+def test_each_checkpoint_of_a_run_counts_once(averaged_run):
+    """best.pth and last.pth are copies of others."""
+    average_checkpoints.main([str(averaged_run)])
     expected = [load_checkpoint(averaged_run / f"epoch-{epoch:03d}.pth")["state_dict_ema"] for epoch in (1, 2)]
     for name, tensor in torch.load(averaged_run / "average.pth", weights_only=True)["model"].items():
         torch.testing.assert_close(tensor, sum(state[name] for state in expected) / 2)

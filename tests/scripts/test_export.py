@@ -25,6 +25,7 @@ from conftest import (
     refused,
     run_here,
     slow,
+    tensor_bytes_in_memory,
     train,
 )
 from PIL import Image
@@ -37,12 +38,12 @@ from datasets.transforms.host import eval_crop
 from engine.checkpoint.weights_record import read_record
 from models.weights.choose import EVALUATE
 from scripts import export
-from scripts.exporting import formats
-from scripts.exporting.run import Reference, make_reference, replaced
+from scripts.exporting import files, formats
+from scripts.exporting.run import _PROGRAMS, Reference, make_reference, replaced
 from scripts.exporting.run import export as write_export
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
 from utils.errors import UserError
-from utils.files import read_json
+from utils.files import read_json, tensor_bytes
 from utils.tables import read_rows
 
 FAMILIES = Path(__file__).parents[1] / "fixtures" / "families"
@@ -214,6 +215,36 @@ def test_a_family_that_timm_cannot_rebuild_is_refused(tmp_path):
     with refused(rf"^-format hf: .*MODEL.TYPE {trained.config.model.type}"):
         write_export(model, trained, reference, "hf", tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "hf", slow("torch_export")])
+def test_an_export_has_one_model_in_memory(kind, tmp_path, monkeypatch):
+    config = config_for("-dataset=digits", "-opts", *TINY_VIT, "MODEL.EMBED_DIM=256", "DATA.IMAGE_CHANNELS=1")
+    before = tensor_bytes_in_memory()
+    model = model_for(config)[0].eval()
+    size = tensor_bytes(model.state_dict())
+    images = torch.rand(4, 1, 8, 8)
+    found = []
+
+    def recorded(function):
+        def record(*arguments, **options):
+            found.append(tensor_bytes_in_memory() - before)
+            return function(*arguments, **options)
+
+        return record
+
+    monkeypatch.setattr(files, "save_file", recorded(files.save_file))
+    monkeypatch.setattr(torch.export, "save", recorded(torch.export.save))
+    write, load = _PROGRAMS[kind]
+    monkeypatch.setitem(_PROGRAMS, kind, (write, recorded(load)))
+    with torch.no_grad():
+        reference = Reference(images, model(images))
+    named = config.with_model(pretrained=str(tmp_path / "weights.pth"))  # which is not read
+    line = write_export(model, TrainedModel(named, None, []), reference, kind, tmp_path / "out")
+    written, read = found
+    assert size <= written < 1.1 * size
+    assert read < size / 10
+    assert "Compared: 4 validation images" in line
 
 
 def conversion(name: str, target: Path, **changes: np.ndarray | None) -> list[str]:
