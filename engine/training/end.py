@@ -113,6 +113,7 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
     if is_written and test is None:
         return None
     best = config.with_model(pretrained=str(outputs.folder / BEST), weights_entry=None)  # of the initial weights
+    trainer.state.free()
     built = build_eval_model(best, context)
     if not is_written:
         trainer.logger.log(f"----- Evaluation of {BEST}, epoch {epoch}, for {outputs.evaluation.folder}")

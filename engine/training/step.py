@@ -80,6 +80,14 @@ class TrainState:
             return self.precision.weights.compute
         return self.precision.compute_copy(self.average.module)
 
+    def free(self) -> None:
+        """Frees weights, average and moments, which a checkpoint has; torch keeps the weights of a shard."""
+        self.optimizer.state.clear()
+        weights = self.precision.weights
+        for model in (weights.master, weights.compute, self.average or weights.master):
+            for parameter in model.parameters():
+                parameter.data = parameter.new_empty(0)
+
     def new_progress(self, epoch: int) -> EpochProgress:
         """The start of an epoch."""
         return EpochProgress(

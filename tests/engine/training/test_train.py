@@ -21,13 +21,15 @@ from conftest import (
     run_here,
     slow,
     states,
+    tensor_bytes_in_memory,
     train,
 )
 
 from engine.checkpoint.files import load_checkpoint
+from engine.evaluation.session import build_eval_model
 from engine.report.contents import read_contents
 from engine.run.record import read_run
-from utils.files import read_json
+from utils.files import read_json, tensor_bytes
 from utils.metric_table import METRICS
 from utils.notes import STATUS
 from utils.signals import Interrupted
@@ -75,6 +77,21 @@ def test_one_class_is_a_warning_of_training_and_of_validation_and_an_area_has_a_
     assert [count for text, count in read_run(folder)["warnings"].items() if "EVAL.BEST_METRIC" in text] == [1]
     assert "DATA.CACHE" in log_of(folder)
     assert read_result(folder)["epoch"]
+
+
+@pytest.mark.parametrize("options", [(), ("TRAIN.MODEL_EMA=true",), ("MODEL.TUNE=lora",)], ids=["", "ema", "lora"])
+def test_trained_weights_and_moments_are_freed_before_the_best_model_is_built(options, digits_argv, monkeypatch):
+    left = []
+
+    def build(*arguments):
+        left.append(tensor_bytes_in_memory())
+        return build_eval_model(*arguments)
+
+    monkeypatch.setattr("engine.training.end.build_eval_model", build)
+    before = tensor_bytes_in_memory()
+    folder = train([*digits_argv, "MODEL.EMBED_DIM=128", "TRAIN.NUM_EPOCHS=1", *options])
+    assert left[0] - before < tensor_bytes(states(folder)["model"]) / 4
+    assert read_result(folder)["finished"]
 
 
 # TRAIN.PATIENCE
