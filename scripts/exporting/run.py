@@ -189,7 +189,8 @@ def _with_own_figures(trained: TrainedModel, built: EvalModel) -> TrainedModel:
 
 
 def export(model: nn.Module, trained: TrainedModel, reference: Reference | None, kind: str, target: Path) -> str:
-    """Writes `target` if the export's logits equal the logits of `model`; returns a line on the comparison.
+    """Writes `target` if the export's logits equal the logits of `model`, which loses its memory; returns a line on the
+    comparison.
 
     reference: None writes without a comparison.
     Raises UserError: as `Reference.check`, or the file cannot be written; an old `target` stays.

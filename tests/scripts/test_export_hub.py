@@ -1,5 +1,6 @@
 """export.py -format hf: the folder for the Hub is read by timm, transformers and this program, and has a model card."""
 
+import copy
 import json
 import os
 import subprocess
@@ -80,7 +81,8 @@ def test_timm_transformers_and_this_program_have_equal_logits(tmp_path):
         models[name] = model_for(config)[0].eval()
         torch.nn.init.normal_(models[name].head.weight)
         weights = config.with_model(pretrained=str(tmp_path / "best.pth"))
-        write_export(models[name], TrainedModel(weights, list("abcdefghij"), []), None, "hf", tmp_path / name)
+        exported = copy.deepcopy(models[name])
+        write_export(exported, TrainedModel(weights, list("abcdefghij"), []), None, "hf", tmp_path / name)
     argv = ["transformers"] * is_installed("transformers")
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": ""}
     subprocess.run([sys.executable, "-c", READ, *argv], cwd=tmp_path, env=environment, check=True)
