@@ -37,8 +37,8 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
     each limit is also at least as far away as the limits of the classes are: the jackknife does not see that one image
     of a class may be right by chance.
 
-    None for a loss or a calibration error, for a value that is not a share, and where too few samples show the
-    variance; then the reason, too.
+    None for a loss or a calibration error, and with a reason for a value that is not a share, and where too few samples
+    show the variance.
     """
     if results.lacks_groups:
         return None, "the groups of the images are not known"
@@ -46,8 +46,10 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
     units, unit = _units_of(results)
     number = int(units.max(initial=-1)) + 1
     share = metric.compute(results) / 100 if number else math.nan
-    if metric.sign < 0 or not 0 <= share <= 1:
+    if metric.sign < 0:
         return None, ""
+    if not 0 <= share <= 1:
+        return None, f"the {metric.title} is undefined or below 0"
     if number == 1:
         return None, f"fewer than 2 {unit}"
     freedom = math.inf if results.groups is None else number - 1

@@ -136,6 +136,7 @@ def test_a_figure_that_is_not_defined_is_null_and_never_the_best(tmp_path, cpu):
     files_for(tmp_path, ["cat", "dog"], list("abcd"), cpu).write(metrics, results, None)
     summary = read_json(tmp_path / "summary.json")
     assert {name for name in metrics.values if summary[name] is None} == found
+    assert (summary["interval"], bool(summary["interval_missing"])) == (None, True)
     cat, dog = read_rows(tmp_path / "per_class.csv")
     assert (cat["specificity"], cat["auroc"], dog["specificity"], dog["auroc"]) == ("", "", "100.0000", "")
 
