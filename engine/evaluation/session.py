@@ -36,7 +36,7 @@ from engine.run.folder import record_environment
 from engine.run.log import RunLogger
 from engine.run.record import EVALUATION
 from models.build import build_model
-from models.kernels import AUTO, EXPLICIT, fuse_plain_attention, prepare_convolutions, use_attention
+from models.kernels import AUTO, EXPLICIT, fold_batch_norms, fuse_plain_attention, prepare_convolutions, use_attention
 from models.weights.choose import EVALUATE, Purpose
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -46,6 +46,7 @@ from utils.system import require
 from utils.tables import MAX_ROWS
 
 _KEY = "EVAL.OPERATING_POINT"
+_FOLDED_FROM = 200  # images; folding takes as long as the passes of 20 to 150 save (docs/log.md)
 
 
 @dataclass(frozen=True)
@@ -162,8 +163,17 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
         evaluator = replace(evaluator, class_mask=torch.from_numpy(plan.class_mask).to(context.device))
     point = _operating_point(command, plan, evaluator.point, logger)
     evaluator = replace(evaluator, merged=plan.merged, point=point)
-    session = EvaluationSession(plan, built.compute, evaluator, meta_model=copy_to_meta(built.fp32))
+    session = EvaluationSession(plan, _fast_model(built, plan), evaluator, meta_model=copy_to_meta(built.fp32))
     return _mean_session(command, session, context, logger) if command.runs else session
+
+
+def _fast_model(built: EvalModel, plan: EvaluationPlan) -> nn.Module:
+    """`compute`; of many images in float32 on a CPU, a copy with folded batch norms."""
+    precision = built.evaluator.precision
+    is_fp32 = precision.device.type == "cpu" and precision.dtype == torch.float32
+    if not is_fp32 or plan.purpose != EVALUATE or len(plan.samples) < _FOLDED_FROM:
+        return built.compute
+    return fold_batch_norms(built.compute, torch.ones(1, *plan.config.data.image_shape))
 
 
 def _without_decision(command: Command, plan: EvaluationPlan) -> EvaluationPlan:
@@ -214,7 +224,7 @@ def _mean_session(
             )
         built = build_eval_model(config, context, plan.purpose, record)
         own = replace(built.evaluator, class_mask=evaluator.class_mask, merged=evaluator.merged)
-        members.append((own, built.compute))
+        members.append((own, _fast_model(built, plan)))
     of_mean = replace(evaluator, flips=False, class_mask=None, merged={}, temperature=1.0)
     if not _decides(plan.record.decision) and not command.prediction:
         of_mean = replace(of_mean, thresholds=None)  # these images choose them

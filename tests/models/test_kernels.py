@@ -1,12 +1,15 @@
-"""The kernels: attention, channels last and fast dropout, with equal results."""
+"""The kernels: attention, channels last, folded batch norms and fast dropout, with equal results."""
+
+from collections import Counter
 
 import pytest
+import timm
 import torch
 from conftest import GREY, TINY_RESNET, config_for, each_value, model_for, states, train
 from dispatch import DispatchMode, op_name, returns_view
 from torch import nn
 
-from models.kernels import FastDropout, prepare_convolutions
+from models.kernels import FastDropout, fold_batch_norms, prepare_convolutions
 
 FUSED = """
 option | device | fused
@@ -77,6 +80,80 @@ def test_training_is_equal_and_resumes_in_the_other_memory_format(tmp_path, cpu,
 
 def flatten(state: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([value.flatten().double() for value in state.values() if value.is_floating_point()])
+
+
+def with_statistics(model: nn.Module) -> nn.Module:
+    """The model in evaluation mode, with random statistics and parameters of its norms, in channels last."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for values in (module.weight.data, module.running_var):
+                values.uniform_(0.5, 1.5)
+            for values in (module.bias.data, module.running_mean):
+                values.uniform_(-0.5, 0.5)
+    prepare_convolutions(model, True)
+    return model.eval()
+
+
+class Norms(nn.Module):
+    """(B, 3, S, S) -> (B, 10). kind: which layers read the outputs of the convolution."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.conv = nn.Conv2d(3, 10, 3)
+        self.norm = nn.BatchNorm2d(10)
+        self.other = nn.BatchNorm2d(10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = self.conv(images)
+        normed = self.norm(x)
+        if self.kind == "two norms":
+            normed = normed + self.other(x)
+        elif self.kind == "two calls":
+            normed = self.norm(self.conv(images.flip(-1))) + normed
+        elif self.kind == "two layers":
+            normed = normed + x
+        elif self.kind == "in place":
+            normed = self.other(self.conv(images).relu_())
+        return normed.mean((2, 3))
+
+
+FOLDED = [
+    ("test_resnet", 0),
+    ("test_efficientnet", 0),  # norms with their activation
+    ("densenet121", 62),  # norms of concatenated outputs stay
+    ("test_vit", 0),
+    *((kind, None) for kind in ("two norms", "two calls", "two layers", "in place")),
+]
+
+
+@pytest.mark.parametrize("name, left", FOLDED)
+def test_folded_batch_norms_are_no_ops_and_change_logits_by_rounding(name, left):
+    """left: batch norms per pass that stay; None: the model itself is returned."""
+    torch.manual_seed(0)
+    is_timm = timm.is_model(name)
+    model = with_statistics(timm.create_model(name, num_classes=10) if is_timm else Norms(name))
+    size = 160 if name == "test_vit" else 64
+    folded = fold_batch_norms(model, torch.ones(1, 3, size, size))
+    if left is None:
+        assert folded is model
+        return
+    counts = Counter()
+
+    class Counts(DispatchMode):
+        def __torch_dispatch__(self, op, types, arguments=(), keywords=None):
+            counts[op_name(op)] += 1
+            return op(*arguments, **(keywords or {}))
+
+    images = torch.randn(2, 3, size, size)
+    expected = model(images)
+    with Counts():
+        logits = folded(images)
+    assert counts["native_batch_norm"] + counts["_native_batch_norm_legit_no_training"] == left
+    assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert not torch.equal(logits, expected) or name == "test_vit"
+    convolutions = [layer for layer in folded.modules() if isinstance(layer, nn.Conv2d)]
+    assert all(layer.weight.is_contiguous(memory_format=torch.channels_last) for layer in convolutions)
 
 
 SHAPE = (1001, 333)  # not a multiple of the elements that share a level

@@ -4,13 +4,16 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+import timm
 import torch
-from conftest import CPU, GREY, config_for, eval_loader_for, samples_for
+import torch.nn.functional as F
+from conftest import CPU, GREY, TINY_RESNET, config_for, eval_loader_for, read_result, samples_for
+from conftest import evaluate as run_evaluation
 from torch import nn
 
 from configs.schema import Amp, Config
 from datasets.transforms.device import Normalize
-from engine.evaluation import evaluate
+from engine.evaluation import evaluate, session
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.results import SampleResults
 from engine.parallel import Strategy
@@ -106,3 +109,33 @@ def test_logits_beyond_float16_and_of_masked_classes_are_finite(digits, cpu):
     _, results = evaluator.evaluate(model, eval_loader_for(digits, samples, cpu))
     assert np.isfinite(results.logits).all()
     assert np.unique(results.logits[:, :3], axis=0).tolist() == [[65504, -65504, -65504]]
+
+
+def test_many_images_pass_no_batch_norm_in_fp32_and_have_the_figures_of_few(tmp_path, monkeypatch, without_pictures):
+    torch.manual_seed(0)
+    model = timm.create_model("test_resnet", num_classes=10, in_chans=1).train()
+    model(torch.rand(64, 1, 32, 32))  # running statistics
+    weights = tmp_path / "weights.pth"
+    torch.save(model.state_dict(), weights)
+    argv = ["-dataset=digits", f"-pretrained={weights}", "-num_workers=0", "-opts", *TINY_RESNET, *GREY]
+    normed = []
+    batch_norm = F.batch_norm
+
+    def counted(images, *arguments, **keywords):
+        normed.append(len(images))
+        return batch_norm(images, *arguments, **keywords)
+
+    def result(folder, *more):
+        normed.clear()
+        figures = read_result(run_evaluation(tmp_path / folder, *argv, *more))
+        return figures, sum(size > 1 for size in normed)
+
+    monkeypatch.setattr(F, "batch_norm", counted)
+    folded, passes = result("folded")
+    assert passes == 0
+    assert result("half", "AMP.ENABLED=true")[1] > 0
+    monkeypatch.setattr(session, "_FOLDED_FROM", 361)
+    plain, passes = result("plain")
+    assert passes > 0
+    assert folded["top1"] == plain["top1"]
+    assert folded["loss"] == pytest.approx(plain["loss"], rel=1e-6)
