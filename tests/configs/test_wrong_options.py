@@ -1,5 +1,6 @@
 """A wrong option ends in one line that names the flag or key."""
 
+import re
 import shlex
 
 from conftest import each_row, line_of
@@ -66,6 +67,9 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 -opts DATA.DATASET=cifar10 DATA.MULTI_LABEL=true | DATA.MULTI_LABEL
 -opts DATA.DATASET=csv DATA.MULTI_LABEL=true TRAIN.DISTILLATION_TYPE=soft | TRAIN.DISTILLATION_TYPE
 -opts DATA.BALANCED_SAMPLING=true LOSS.CLASS_WEIGHTS=balanced | LOSS.CLASS_WEIGHTS  # corrects it twice
+-opts EVAL_RAW=true | EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true
+-opts EVAL.SUSPECTS=true | EVAL.SUSPECTS
+-opts PARALLEL.STRATEGY=fsdp MODEL.TUNE=probe | PARALLEL.STRATEGY
 -opts DATA.FOLD=5 | FOLD
 -opts DATA.FOLD=5 DATA.FOLDS=5 | FOLD
 -opts DATA.FOLD=0 DATA.FOLDS=5 DATA.VAL_FRACTION=0.2 | FOLDS
@@ -99,4 +103,10 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 
 @each_row(WRONG)
 def test_a_wrong_option_is_one_line_that_names_it(words, names):
-    assert names in line_of(parse_command_line, shlex.split(words))
+    """A value that it advises is accepted when it is typed after the others."""
+    message = line_of(parse_command_line, shlex.split(words))
+    assert names in message
+    advised = re.findall(r"set ([A-Z_.]+=\w+)", message)
+    advised += [f"{key}={value}" for key, value in re.findall(r"(\b[A-Z]+\.[A-Z_.]+).*; set it to (\w+)", message)]
+    if advised:
+        parse_command_line([*shlex.split(words), "-opts", *advised])

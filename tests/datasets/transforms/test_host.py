@@ -1,6 +1,7 @@
 """Host transforms: functions of (seed, epoch, sample index); crops and resizing as of Pillow and torchvision."""
 
 import hashlib
+import io
 import math
 import random
 
@@ -15,7 +16,8 @@ from torchvision.transforms.v2 import Resize
 
 from configs.parts import HOST_AUGMENTATIONS, Part
 from configs.schema import Data, Train
-from datasets.decoding.decode import LazyImage
+from datasets.decoding.decode import LazyImage, open_image
+from datasets.transforms.device import Normalize
 from datasets.transforms.host import (
     HostTransform,
     build_eval_host_transform,
@@ -41,6 +43,24 @@ def test_flip_probability(axis, key, other):
         flipped = sum(torch.equal(crop, image.flip(axis)) for crop in crops)
         assert flipped + sum(torch.equal(crop, image) for crop in crops) == 2000
         assert flipped / 2000 == pytest.approx(probability, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    "pixels, scale",
+    [
+        (np.arange(64, dtype=np.uint8).reshape(8, 8), 1),
+        (np.arange(192, dtype=np.uint8).reshape(8, 8, 3), 1),
+        (np.arange(0, 2**16, 1028, np.uint16).reshape(8, 8), 1 / 257),
+    ],
+)
+def test_without_other_keys_the_pixels_are_the_normalized_ones_of_the_file(pixels, scale):
+    """Each later key of the preprocessing has a neutral default: weights of before do not have it."""
+    data = Data(IMAGE_SIZE=8, CROP_PCT=1.0, IMAGENET_MEAN=[0.5] * 3, IMAGENET_STD=[0.25] * 3)
+    Image.fromarray(pixels).save(file := io.BytesIO(), "PNG")
+    crop, _ = build_eval_host_transform(data)(open_image(file.getvalue(), 3, str), 0, 0)
+    shown = Normalize(data)(crop[None])[0].permute(1, 2, 0).numpy()
+    expected = (pixels.reshape(8, 8, -1) * scale / 255 - 0.5) / 0.25
+    assert shown == pytest.approx(np.broadcast_to(expected, (8, 8, 3)), abs=1e-6)
 
 
 def test_options_of_the_device_draw_nothing_from_an_earlier_operation():
