@@ -64,6 +64,7 @@ class Dicom(ImageFile):
             values = apply_color_lut(values, dataset)
             ends = np.array([0, np.iinfo(values.dtype).max])
         elif kind.startswith("MONOCHROME"):
+            _take_values_of_first_frame(dataset)
             values = apply_voi_lut(apply_modality_lut(values, dataset), dataset)
             ends = apply_modality_lut(ends, dataset)
             if tables := dataset.get("VOILUTSequence"):
@@ -72,3 +73,12 @@ class Dicom(ImageFile):
         if kind == "MONOCHROME1":
             shares = 1 - shares
         return np.rint(shares.clip(0, 1) * np.iinfo(dtype).max).astype(dtype)
+
+
+def _take_values_of_first_frame(dataset: Any) -> None:
+    """Copies slope and window of an Enhanced CT or MR from its functional groups to where pydicom looks for them."""
+    for place in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
+        for groups in dataset.get(place, [])[:1]:
+            for name in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
+                for values in groups.get(name, [])[:1]:
+                    dataset.update(values)

@@ -41,6 +41,13 @@ def window(values, center, width):
     return np.clip((values - (center - 0.5)) / (width - 1) + 0.5, 0, 1)
 
 
+def nested(**elements):
+    dataset = pydicom.Dataset()
+    for name, value in elements.items():
+        setattr(dataset, name, value)
+    return [dataset]
+
+
 CT = (VALUES.astype(np.int16) - 1000, {"RescaleSlope": 2, "RescaleIntercept": -24})
 CASES = {
     "range of 12 bits": (VALUES, {}, VALUES / 4095),
@@ -48,6 +55,14 @@ CASES = {
     "window": (VALUES, {"WindowCenter": 900, "WindowWidth": 700}, window(VALUES, 900, 700)),
     "Hounsfield units": (
         CT[0], {"bits": 16, "WindowCenter": [40, 9], "WindowWidth": [400, 9]} | CT[1],
+        window(CT[0] * 2.0 - 24, 40, 400),
+    ),
+    "Enhanced CT, values of all frames and of the first frame": (
+        CT[0], {
+            "bits": 16,
+            "SharedFunctionalGroupsSequence": nested(PixelValueTransformationSequence=nested(**CT[1])),
+            "PerFrameFunctionalGroupsSequence": nested(FrameVOILUTSequence=nested(WindowCenter=40, WindowWidth=400)),
+        },
         window(CT[0] * 2.0 - 24, 40, 400),
     ),
     "8 bits": ((VALUES % 256).astype(np.uint8), {"bits": 8}, (VALUES % 256) / 255),
