@@ -57,9 +57,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 class _StrictDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # by libyaml, if it has it
-    """Quotes strings that the strict loader would read as another type."""
-
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+    """Quotes strings that the strict loader, or PyYAML's own, would read as another type."""
 
 
 for _tag, _pattern, _first in _RESOLVERS:

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import cells_of, config_for, each_row, line_of, refused, told
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -114,6 +115,11 @@ def test_folders_of_data_are_saved_absolute(tmp_path, monkeypatch):
     assert data["IMAGE_ROOT"] == str(tmp_path / "images")
     assert saved["MODEL"]["PRETRAINED"] == "timm"
     assert not {"DATA.DATA_PATH", "DATA.IMAGE_ROOT"} & shared_options(config).keys()
+
+
+def test_pyyaml_reads_the_names_that_are_written():
+    names = {"A": ["no", "on", "12:30", "1_000", "0b11", "2026-11-30", "=", "08", "010", "1e3", "nan", "null"]}
+    assert yaml.safe_load(write_yaml(names)) == names
 
 
 def test_mappings_in_a_list_may_have_equal_keys(tmp_path):
