@@ -155,8 +155,8 @@ def learning_curve(runs: Sequence[RunContents]) -> list[str]:
     (less, before), (more, after) = [*means.items()][-2:]
     metric = runs[0].metric
     gain = metric.text((after - before) / math.log2(more / less), " points")
-    values = f"{metric.text(before)} with {less:.0%} of the training images, {metric.text(after)} with {more:.0%}"
-    return [f"{metric.title}: {values}: {gain} per doubling, if each has trained to its end"]
+    values = f"{metric.text(before)} with {100 * less:g}% of the training images, {metric.text(after)} with"
+    return [f"{metric.title}: {values} {100 * more:g}%: {gain} per doubling, if each has trained to its end"]
 
 
 def share_chart(runs: Sequence[RunContents]) -> list[Chart]:

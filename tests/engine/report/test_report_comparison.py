@@ -224,16 +224,16 @@ def test_runs_are_grouped_by_the_options_that_were_given(tmp_path, capsys):
 @pytest.mark.parametrize("further, has_curve", [([], True), (["TRAIN.BASE_LR={}"], False)], ids=["shares", "and rates"])
 def test_a_learning_curve_is_the_gain_per_doubling(further, has_curve, tmp_path, compare):
     """Of the two largest shares, means of two seeds: from 60 to 90 by four times the images, so 15 points."""
-    for share, scores in {0.05: (10, 12), 0.2: (58, 62), 0.8: (89, 91)}.items():
+    for share, scores in {0.05: (10, 12), 0.125: (58, 62), 0.5: (89, 91)}.items():
         for seed, score in enumerate(scores):
             keys = [f"DATA.FRACTION={share}", f"SEED={seed}", *(key.format(share) for key in further)]
             make_run(tmp_path / f"{share}-{seed}", 2, keys, result={"top1": score})
     make_run(tmp_path / "failed", 2, ["DATA.FRACTION=1.0"], state="failed", result={"top1": 20})
     page, lines, _ = compare(*sorted(tmp_path.iterdir()))
-    curve = "top-1: 60.00% with 20% of the training images, 90.00% with 80%: 15.00 points per doubling"
+    curve = "top-1: 60.00% with 12.5% of the training images, 90.00% with 50%: 15.00 points per doubling"
     assert any(line.startswith(curve) for line in lines) == (curve in page.text) == has_curve
     drawn = re.findall(r'by training images<.*?data-x="([^"]*)" data-y="([^"]*)"', page.html, re.S)
-    assert drawn == [("5 20 80", "11 60 90")] * has_curve
+    assert drawn == [("5 12.5 50", "11 60 90")] * has_curve
 
 
 def test_a_run_and_its_continuation_are_no_repetition(tmp_path, compare):
