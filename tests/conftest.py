@@ -83,9 +83,15 @@ def _selects_slow_tests(config: pytest.Config) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Property tests are in both sets: with few examples in the fast one, with many in the slow one."""
+    """Property tests are in both sets: with few examples in the fast one, with many in the slow one.
+
+    The slow set ends with the rooms whose tests are short, so that its last one does not run alone.
+    """
+    if not _selects_slow_tests(config):
+        return
+    items.sort(key=lambda item: item.path.relative_to(ROOT).parts[1] in ("configs", "datasets", "engine"))
     for item in items:
-        if _selects_slow_tests(config) and getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.slow)
 
 
@@ -93,6 +99,8 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.freeze()
     gc.set_threshold(20_000, 20)
+    if datasets := sys.modules.get("sklearn.datasets"):
+        datasets.load_digits = functools.cache(datasets.load_digits)  # each run would read its text file twice
 
 
 class _Module(pytest.Module):

@@ -194,7 +194,7 @@ def test_the_ranked_blocks_have_the_figures_of_the_samples_outside_them(seed, mo
 
 def test_the_interval_of_many_labels_ranks_them_once_in_12_bytes_a_score(monkeypatch):
     generator = np.random.default_rng(0)
-    shape = (5000, 1000)
+    shape = (2000, 1000)
     targets = (generator.random(shape) < 0.003).astype(np.int8)
     results = results_of_scores(targets, generator.standard_normal(shape, np.float32) + targets)
     rank = Mock(wraps=results_of_samples.rank_samples)

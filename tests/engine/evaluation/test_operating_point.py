@@ -315,7 +315,7 @@ def test_without_a_decision_the_predicted_classes_are_counted(thresholds, labels
     assert read_table(tmp_path / "counts.csv")[1:] == [["g", labels[0], "1"], ["g", labels[1], "2"]]
 
 
-def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_learn(tmp_path, capsys):
+def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_learn(tmp_path, capsys, few_penalties):
     """Four images of each patient, one of whom has images of both classes."""
     rng = np.random.default_rng(0)
     for number in range(240):
