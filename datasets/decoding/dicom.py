@@ -67,6 +67,8 @@ class Dicom(ImageFile):
             _take_values_of_first_frame(dataset)
             values = apply_voi_lut(apply_modality_lut(values, dataset), dataset)
             ends = apply_modality_lut(ends, dataset)
+            if "WindowWidth" not in dataset:  # the window of a negative slope ends with the lowest value
+                ends.sort()
             if tables := dataset.get("VOILUTSequence"):
                 ends = np.array([0, (1 << tables[0].LUTDescriptor[2]) - 1])
         shares = (values - ends[0]) / (ends[1] - ends[0])

@@ -307,6 +307,8 @@ def _label_of_key(about: Any, label_key: str) -> Label:
     label = _value_of(about, label_key)
     unknown = _value_of(about, f"{label_key}{UNKNOWN_SUFFIX}")
     if isinstance(label, list) and all(map(_is_label, label)):
+        if len(label) > 2 and {0, 1}.issuperset(label):
+            raise ValueError(f".json: {shorten(label)} has a number per class; write the numbers of the labels")
         lists = (label, unknown if isinstance(unknown, list) else [])
         return join_labels(*([_checked(one, ".json") for one in labels] for labels in lists))
     if not _is_label(label):

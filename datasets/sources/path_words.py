@@ -5,8 +5,8 @@ import re
 from datasets.sources.shared_arrays import to_nfc
 
 SPLIT_NAMES = {
-    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
-    "testing": "test",
+    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val",
+    "test": "test", "testing": "test",
 }  # fmt: skip
 MASK = r"(?:binary|seg\w*)?_?masks?\d*|seg|segm|segmentations?|annotations?|gt|ground_?truths?|overlays?|superpixels?"
 # In names of folders: seg_train, trainset, imgTrain, val2017; not contest, valley. 'none': images without labels.

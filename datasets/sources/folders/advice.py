@@ -109,7 +109,7 @@ class TableBeside(NamedTuple):
         follows_folders = len(of_folders) == len(dict(of_folders)) and not is_named
         has_names = is_named and not all(map(str.isdigit, labels.values()))
         others = seen if has_names else [*seen, *self.labels]
-        counts = Counter(chain.from_iterable(map(_LABELS.split, labels.values())))
+        counts = Counter(filter(None, chain.from_iterable(map(_LABELS.split, labels.values()))))
         if len(counts) < 2 or 2 * len(labels) < len(known) or follows_folders:
             return
         if any(have_same_classes(labels, one) for one in others):
@@ -175,7 +175,7 @@ def _may_name(file: Path, stems: set[str]) -> bool:
     """Whether a fiftieth of the lines in a part of a table name images: others are not read."""
     text = _text_of(file).replace("\\", "/")
     cells = chain(re.split(r"[,;|\"\t\n]", text), text.split())
-    return 50 * len(stems.intersection(map(_stem, cells))) >= text.count("\n")
+    return 50 * len(stems.intersection(map(_stem, cells))) > text.count("\n")
 
 
 def _stem(path: str) -> str:
@@ -216,7 +216,9 @@ def _labels_in(
         targets = [*map(known_labels, rows.target_ids)]
         images = [known.get(os.path.abspath(os.path.join(rows.root, path)), "") for path in rows.paths.strings()]
         texts = [" | ".join(targets[target]) for target in rows.row_target_ids]
-        labels |= {image: text for image, text in zip(images, texts, strict=True) if image and text}
+        labels |= {
+            image: text for image, text in zip(images, texts, strict=True) if image and (text or layout.is_one_hot)
+        }
         if split in ("val", "test"):
             held_out |= dict.fromkeys(filter(None, images), split)
         lacks = lacks or [] in targets
@@ -253,13 +255,11 @@ def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path],
         trainings = [name for name in levels.sizes if word_in(name) == "train"]
     candidates = _candidates(root, levels, trainings, images)
     data_sets = islice(filter(is_data_set, candidates), len(trainings) or 1)
-    paths = [f"-data_path={quote(str(path))}" for path in data_sets]
+    folders = [f"give -data_path={quote(str(path))} if it is the data set" for path in data_sets]
+    advice = "; or ".join([*_advise_tables(root, images), *folders[:_MAX_SHOWN]])
     if all((root / f"{split}_list.txt").is_file() for split in ("train", "val")):
         advice = f"-dataset=imagenet2012 -data_path={quote(str(root))} reads its lists"
-    elif paths:
-        advice = f"if it is the data set, give {' or '.join(paths[:_MAX_SHOWN])}"
-    else:
-        advice = _advise_tables(root, images) or advise_labels(given) or _other_data(root)
+    advice = advice or advise_labels(given) or _other_data(root)
     if len(names) > 1 and not (trainings or {*map(str.lower, names)} <= SPLIT_NAMES.keys()):
         advice += "; if each folder is a class, -opts DATA.CLASS_FOLDERS=true"
     return UserError(f"{root}: {problem}: {list_names(names, _MAX_SHOWN) or 'no images in folders'}; {advice}")
@@ -278,19 +278,18 @@ def _candidates(root: Path, levels: Levels, trainings: Sequence[str], images: Se
     return (root / name / levels.tops[name] for name in nested)
 
 
-def _advise_tables(root: Path, images: Sequence[str]) -> str:
-    """The flags that train on the tables beside the images, apart from those for tests; '' without one."""
+def _advise_tables(root: Path, images: Sequence[str]) -> list[str]:
+    """The flags that train on each table beside the images, apart from those for tests."""
     used = [path for path in images if word_in(path.partition("/")[0]) not in ("test", "none")]
-    tables = [*tables_beside(root, root, used)]
-    advice = "; or ".join(words for table in tables for words in table.advice)
-    return advice and f"{list_names([table.file.name for table in tables])} has labels: {advice}"
+    tables = [*tables_beside(root, root, without_masks(used)[0])]
+    return [f"{shorten(table.file.name)} has labels: {'; or '.join(table.advice)}" for table in tables]
 
 
 def notes_on_lists(root: Path, class_names: Collection[str]) -> list[Note]:
     """Lines on lists of splits and MegaDetector's boxes in or beside the folders, which are not read."""
     found = files_beside(root)
     of_splits = [path for path in found if word_in(path.stem) in SPLIT_NAMES.values()]
-    lists = [str(path) for path in of_splits if names_images(path, class_names)]
+    lists = [str(path) for path in of_splits if "split" in path.stem or names_images(path, class_names)]
     notes = []
     if lists:
         notes.append(Note("warning", f"the folders decide, not read: {', '.join(lists[:_MAX_SHOWN])}"))
@@ -385,7 +384,7 @@ def _expressions(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:
     for level in reversed(range(min(map(len, folders), default=0))):
         parents = defaultdict[str, set[str]](set)
         for parts in folders:
-            parents[parts[level]].add("/".join(one for number, one in enumerate(parts[:level]) if number != split))
+            parents[parts[level]].add("/".join(parts[:level]))
         recurs = len(parents) > 1 and (level < split or max(map(len, parents.values())) > 1)
         if recurs and level != split:
             text = r"[^/]*\d_([^/\d_]+)" if all(re.fullmatch(r".*\d_[^\d_]+", name) for name in parents) else "([^/]+)"
@@ -394,4 +393,4 @@ def _expressions(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:
     for expression in _IN_NAMES:
         if all(re.search(r"[^\W\d_]", label_in(expression, path)) for path in paths):
             yield expression, -1
-    yield from ((rf"(?:^|/)(?:[^/_]+_){{{number}}}(\d{{1,3}})_", -1) for number in range(4))
+    yield from ((rf"(?:^|/)(?:[^/_]+_){{{number}}}(0|[1-9]\d{{0,2}})_", -1) for number in range(4))

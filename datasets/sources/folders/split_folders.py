@@ -26,7 +26,11 @@ from datasets.sources.source import Source, Wanted, without_labels
 from utils.errors import UserError
 from utils.notes import Note
 
-_PART = re.compile(r"(?i)(?<![a-z])(images?|imgs?|data|set|part|batch|chunk|fold|split|folder)s?(?![a-z])")
+_PART = re.compile(
+    r"(?i)(?<![a-z])(images?|imgs?|data|set|part|batch|chunk|fold|split|folder|p|pat|patient|subject|case|study|"
+    r"slide)s?(?![a-z])"
+)
+_IN_LETTER = re.compile(r"(.)/\1")
 _ALL_IMAGES = re.compile("(?i)(all|jpe?g|original|png|raw)?[ _-]*(images?|imgs?)")
 _MAX_SHOWN = 3  # folders and names in an error
 
@@ -63,10 +67,10 @@ def _as_lone_folder(levels: Levels, listing: ImageFiles) -> str | None:
 
 
 def _as_parts(levels: Levels, listing: ImageFiles) -> str | None:
-    """Parts of one data set differ in a number."""
+    """Parts of one data set, or patients, differ in a number."""
     stems = {re.sub(r"\d+", "", name) for name in levels.sizes}
     if len(levels.sizes) > 1 and len(stems) == 1 and _PART.search(stems.pop()):
-        return "the folders differ in a number only, as parts of a data set do"
+        return "the folders differ in a number only, as parts of a data set or patients do"
     return None
 
 
@@ -80,6 +84,14 @@ def _as_variants(levels: Levels, listing: ImageFiles) -> str | None:
     recurring = {name for name, count in of_folders.items() if count > 1}
     if len(recurring) > 1 or recurring & names:
         return f"{list_names(sorted(recurring), _MAX_SHOWN)} are in several folders, as of variants, patients or splits"
+    return None
+
+
+def _as_letters(levels: Levels, listing: ImageFiles) -> str | None:
+    """The first letters of the folders in them, as of SUN397 and Places365: a/abbey, c/church/indoor."""
+    if listing.sizes and all(map(_IN_LETTER.match, listing.sizes)):
+        fix = "for the folders in them, -opts 'DATA.LABELS=(?:^|/)[^/]/([^/]+)/(?:([^/]+)/)?'"
+        return f"the folders are first letters; {fix}"
     return None
 
 
@@ -108,6 +120,7 @@ class SplitFolders:
         _as_lone_folder,
         _as_parts,
         _as_variants,
+        _as_letters,
         _as_outer_folder,
     )
 

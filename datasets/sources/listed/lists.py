@@ -398,7 +398,7 @@ def _with_repeated(listing: ImageFiles, kind: str) -> ImageFiles:
                 listing.findings.append(f"{text}; {fix}")
     if again:
         text = f"{listing.file}: {len(again)} rows name an image and its label again, such as {again[0]}"
-        listing.notes.append(Note("log", f"{text}; each row counts as an image"))
+        listing.notes.append(Note("screen", f"{text}; each row counts as an image"))
     if not joined:
         return listing
     text = f"{listing.file}: {len(joined)} rows add labels to an image of another row, such as line {lines[joined[0]]}"

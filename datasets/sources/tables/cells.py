@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from shlex import quote
 from typing import Any
 
@@ -13,6 +13,8 @@ UNKNOWN_MARK = "\1"  # before the name of an unknown label, among the labels of 
 UNREAD = -1  # the meaning of another cell
 _WORDS = {"no": 0, "yes": 1}
 _VALUES = {"0": 0, "1": 1, "false": 0, "true": 1, **_WORDS}
+# The beginning of an object, and a number for each class: 1 of its labels, 0 of the others
+NO_LABELS = re.compile(r"\{|[\[( ]*([01](\.0*)?[\s,;|]+){2,}[01](\.0*)?[\]) ]*$")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?")
 _GAP = re.compile(r"|-1|2|nan|n/?a|null|none|unknown|\?")  # beside 0 and 1
 _MOST = 6  # texts in an advice
@@ -55,16 +57,11 @@ def are_cells(values: Iterable[str]) -> bool:
     return all(_plain(value) in _VALUES for value in values)
 
 
-def unread_texts(columns: Iterable[Collection[str]]) -> list[str] | None:
-    """The texts besides 0 and 1 of columns that may be of labels, or None: gaps, or numbers between 0 and 1."""
-    found = dict[str, None]()
-    for values in columns:
-        plain = {_plain(value) for value in values}
-        unread = sorted(plain - _VALUES.keys())
-        if len(unread) == len(plain) or not all(map(_may_be_cell, unread)):
-            return None
-        found |= dict.fromkeys(unread)
-    return [*found]
+def may_be_cells(values: Iterable[str]) -> bool:
+    """Whether a column may be of labels: it has 0 or 1, and other texts are gaps, or numbers between 0 and 1."""
+    plain = set(map(_plain, values))
+    unread = plain - _VALUES.keys()
+    return len(unread) < len(plain) and all(map(_may_be_cell, unread))
 
 
 def _may_be_cell(text: str) -> bool:
@@ -73,12 +70,19 @@ def _may_be_cell(text: str) -> bool:
     return _GAP.fullmatch(text) is not None
 
 
-def ways_on(unread: Iterable[str]) -> list[Columns]:
-    """The keys of DATA.COLUMNS that give these texts a meaning: each by its own, and numbers by a threshold."""
-    others = dict.fromkeys(map(_plain, unread))
+def ways_on(seen: Iterable[str], given: Columns) -> list[Columns]:
+    """The keys of DATA.COLUMNS that give unread cells a meaning: each by its text, and numbers by a threshold.
+
+    seen: the texts of all cells. If none is 0, it is -1 (CelebA), else an empty one. given: DATA.COLUMNS.
+    """
+    values = CellValues(given)
+    others = dict[str, int | None].fromkeys(_plain(text) for text in seen if values[text] == UNREAD)
+    zero = "-1" if "-1" in others else ""
+    if zero in others and 0 not in values.values():
+        others[zero] = 0
     ways = list[Columns]()
     if len(others) <= _MOST:
-        ways.append({"cells": {**others}})
+        ways.append({"cells": {**others}} if others else {})
     numbers = [text for text in others if _NUMBER.fullmatch(text) and float(text) >= 0]
     for text in numbers:
         del others[text]
@@ -103,14 +107,17 @@ def columns_option(data: Data, changes: Columns, several: bool = False) -> str:
     return " ".join(options)
 
 
-def refuse_unread(place: str, number: int, unread: Mapping[str, int], data: Data) -> str:
-    """The problem of cells that are neither 0 nor 1, and the ways on. number: of all cells. unread: numbers by text."""
+def refuse_unread(place: str, number: int, unread: Mapping[str, int], seen: Iterable[str], data: Data) -> str:
+    """The problem of cells that are neither 0 nor 1, and the ways on.
+
+    number: of all cells. unread: numbers by text. seen: as of `ways_on`.
+    """
     count = sum(unread.values())
     shown = ", ".join(f"{shorten(text)} ({times})" for text, times in [*unread.items()][:_MOST])
     if len(unread) > _MOST:
         shown += f" and {len(unread) - _MOST} more"
     problem = f"{place}: {count} of {number} cells of the columns of labels are not 0 or 1: {shown}"
-    options = [columns_option(data, way) for way in ways_on(unread)]
+    options = [columns_option(data, way) for way in ways_on(seen, data.given_columns)]
     if not options:
         return f"{problem}; name columns of 0 and 1 in DATA.COLUMNS"
     ways = " or ".join(f"-opts {option}" for option in options)

@@ -11,8 +11,16 @@ from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS
 from datasets.sources.class_names import list_names
-from datasets.sources.path_words import SPLIT_NAMES
-from datasets.sources.tables.cells import CellValues, Columns, are_cells, columns_option, unread_texts, ways_on
+from datasets.sources.path_words import SPLIT_NAMES, word_in
+from datasets.sources.tables.cells import (
+    NO_LABELS,
+    CellValues,
+    Columns,
+    are_cells,
+    columns_option,
+    may_be_cells,
+    ways_on,
+)
 from datasets.sources.tables.files import FOLDERS, Layout, Table, first_folder
 from utils.errors import UserError
 from utils.notes import Note
@@ -32,7 +40,7 @@ _LABELS = (
 _LIKELY_LABELS = (
     *_LABELS,
     re.compile(
-        "dx|diagnos.*|findings?(labels?)?|befunde?|klasse|kategorie|expression|emotion|disease|choice|grade|taxon|genus|"
+        "dx|diagnos.*|findings?(labels?)?|befunde?|klasse|kategorie|expression|emotion|disease|pathology|choice|grade|taxon|genus|"
         "(common|vernacular|scientific)name"
     ),
     re.compile(".*(label|class|diagnos|categor|species).*"),
@@ -40,7 +48,7 @@ _LIKELY_LABELS = (
 _NO_LABEL = re.compile(  # of a person, a place, a device, an image
     "((patient|subject|case|lesion|person|study|visit|series|site|hospital|center|centre|clinic|scanner|device|camera|"
     "group|user|annotator|author)(id|no|nr|number|name)?|(patient)?(age|sex|gender|race)|alter|geschlecht|"
-    "weight|height|width|size|depth|date|time|year|month|day|fold|set|part|location|locali[sz]ation|region|country|"
+    "weight|height|width|size|depth|date|time|year|month|day|fold|(sub)?set|split|part|partition|location|locali[sz]ation|region|country|"
     "city|view.*|orientation|side|laterality|format|source|license|url|quality|count|index|unnamed.*)?"
 )
 _OF_THIS_PROGRAM = {"probability_1", "label_probability"}  # columns of predictions and of suspect labels
@@ -107,6 +115,9 @@ def _columns_to_read(table: Table, data: Data, given: Columns) -> Layout:
     if needs_labels:
         rest = [name for name in others if name != split and not _NO_NAME.fullmatch(name)]
         labels, is_one_hot = _find_labels(named, given.get("label"), paths, rest, values)
+        if "Confidence" in rest and values["Confidence"] == {"0", "1"}:  # Open Images
+            problem = "rows with 0 in Confidence say that an image lacks the label"
+            raise UserError(f"{table.file}:1: {problem}; remove them")
     are_clear = is_one_hot or len(labels) == needs_labels
     if not (are_clear and len(paths) == 1):
         raise _unclear_columns(table, data, paths, labels, needs_labels)
@@ -153,11 +164,11 @@ def _find_labels(
 def likely_columns(
     table: Table, stems: Set[str] = frozenset(), names: Sequence[str] = ()
 ) -> tuple[list[Columns], bool]:
-    """DATA.COLUMNS that may fit, and whether the labels are known by names or by 0 and 1 in all columns.
+    """DATA.COLUMNS that may fit, and whether the labels are known by names or cells.
 
-    Else there is one for each column of few values, fewest first, whose name is none of `_NO_LABEL`, or one without a
-    label; none without a column of paths. stems: names of images, which are in that column. names: of the columns that
-    may be labels, if not of all.
+    Else there is one for the columns of 0 and 1, and for each other column of few values, fewest first, whose name is
+    none of `_NO_LABEL`, or one without a label; none without a column of paths. stems: names of images, which are in
+    that column. names: of the columns that may be labels, if not of all.
     """
     header = table.header
     values = _values_of(table, [])
@@ -168,22 +179,29 @@ def likely_columns(
     others = [name for name in names or header if name != paths[0] and not _has_objects(values[name])]
     rest = [name for name in others if not _NO_LABEL.fullmatch(_plain(name))]
     several = [name for name in rest if len(values[name]) > 1]
-    labels, is_one_hot = _find_labels(_label_columns(several), None, (), rest, values)
-    if is_one_hot:
-        return [{"path": path, "label": labels}], True
-    unread = unread_texts(values[name] for name in rest)
-    if unread and len(rest) > 1 and not labels:
-        return [{"path": path, "label": rest, **way} for way in ways_on(unread)[:1]], False
-    few = [name for name in several if len(values[name]) <= len(values[paths[0]]) / 2]
+    labels = _label_columns(several)
+    cells = [] if labels else _columns_of_cells(rest, values)
+    few = [name for name in several if len(values[name]) <= len(values[paths[0]]) / 2 and name not in cells]
     few.sort(key=lambda name: len(values[name]))
-    return [{"path": path, "label": label} for label in labels or few] or [{"path": path}], bool(labels)
+    found: list[Columns] = [{"path": path, "label": label} for label in labels or few]
+    if cells:
+        texts = set[str]().union(*(values[name] for name in cells))
+        found.insert(0, {"path": path, "label": cells, **ways_on(sorted(texts), {})[0]})
+    return found or [{"path": path}], bool(labels or cells)
+
+
+def _columns_of_cells(names: list[str], values: Values) -> list[str]:
+    """The columns of 0 and 1, perhaps with gaps, if they are three, or two without others."""
+    found = [name for name in names if may_be_cells(values[name])]
+    return found if len(found) + (found == names) > 2 else []
 
 
 def _with_folder(table: Table, name: str) -> str:
     """The column of paths; after the column of folders in which the images are, as RelativePath/File of Timelapse."""
     for _, cells in islice(table, _MAX_TRIED):
         for folder in filter(cells.get, table.header):
-            if os.path.isfile(f"{table.file.parent}/{cells[folder]}/{cells[name]}".replace("\\", "/")):
+            path = f"{table.file.parent}/{cells[folder]}/{cells[name]}".replace("\\", "/")
+            if folder and os.path.isfile(path):
                 return f"{folder}/{name}"
     return name
 
@@ -191,7 +209,7 @@ def _with_folder(table: Table, name: str) -> str:
 def _path_columns(header: Sequence[str], values: Values, stems: Set[str]) -> list[str]:
     """The columns that may be of paths: of names of images, else by their names, else of most of the stems."""
     images = [name for name in header if any(one.lower().endswith(IMAGE_EXTENSIONS) for one in values[name])]
-    known = images or _names(header, None, "image_path", _PATHS)
+    known = _names(images or header, None, "image_path", _PATHS) or images
     if known:
         return known
     numbers = {name: len(stems & {*values[name]}) for name in header}
@@ -206,7 +224,7 @@ def _label_columns(names: Sequence[str]) -> list[str]:
 
 
 def _has_objects(values: Iterable[str]) -> bool:
-    return any(value.startswith("{") for value in values)
+    return any(map(NO_LABELS.match, values))
 
 
 def _unclear_columns(
@@ -217,9 +235,11 @@ def _unclear_columns(
     names = paths
     guesses, _ = likely_columns(table)
     advice = {"path": "NAME", "label": "NAME", **dict(*guesses[:1])}
+    hint = ""
     if len(paths) == 1:
         kind = "labels"
         names = labels
+        hint = " (a name or number in each cell, or columns of 0 and 1)"
         advice["path"] = paths[0]
     if not names and any(re.fullmatch(r"(?i)(pixel|px)_?\d*s?", name) for name in table.header):
         fix = "write the images to files, as docs/data.md#torchvisions-data-sets does"
@@ -228,7 +248,6 @@ def _unclear_columns(
         advice["label"] = labels[0]
     if not needs_labels:
         del advice["label"]
-    hint = ""
     if advice["path"] == "NAME":
         hint = (
             "; if another table has the paths, give the folder of the images as -data_path: tables beside it are found"
@@ -262,9 +281,8 @@ def _find_split(table: Table, others: Sequence[str], values: Values, given: Colu
     usable = [name for name in others if name in several]
     unclear = [name for name in others if _is_unclear_split(name, values[name], splits[name])]
     if len(usable) > 1 or unclear:
-        advice = {"split": [*usable, None][0]}
-        hint = " (of train, val and test, or of 0 and 1 if it is is_valid; null: trains on all rows)"
-        raise _unclear(table, "splits", list(dict.fromkeys([*usable, *unclear])), data, advice, hint)
+        names = [*dict.fromkeys([*usable, *unclear])]
+        raise _wrong_values(table, names[0], f"splits may be in {list_names(names)}", data)
     for name in (*usable, FOLDERS):
         if name in several:
             return name, several[name]
@@ -303,9 +321,14 @@ def _wrong_values(table: Table, column: str, problem: str, data: Data) -> UserEr
     shown = list_names([f"{value} ({rows})" for value, rows in counts])
     advised: Columns = {"split": None}
     fix = "trains on all rows"
-    if len(counts) > 1:
-        advised = {"split": {"column": column, "test": [counts[-1][0]]}}
-        fix = "tests on one (null in place of {...}: splits by no column)"
+    if _splits_of(column, dict(counts)):
+        advised = {"split": column}
+        fix = "reads it (null: trains on all rows)"
+    elif len(counts) > 1:
+        listed = {part: [value for value, _ in counts if word_in(value) == part] for part in ("val", "test")}
+        parts = {part: of for part, of in listed.items() if of} or {"test": [counts[-1][0]]}
+        advised = {"split": {"column": column, **parts}}
+        fix = "reads these rows (null in place of {...}: splits by no column)"
     found = f"DATA.COLUMNS split {shorten(column)}: {problem}; it has {shown}"
     return UserError(f"{table.file}:1: {found}; -opts {columns_option(data, advised)} {fix}")
 

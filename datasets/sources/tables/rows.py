@@ -17,7 +17,7 @@ from datasets.sources.listing import list_directory
 from datasets.sources.path_words import MASK, label_in, split_of, split_of_images, word_in
 from datasets.sources.samples import ImageFiles, listing_arrays, spread
 from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
-from datasets.sources.tables.cells import refuse_unread
+from datasets.sources.tables.cells import NO_LABELS, refuse_unread
 from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import Table
 from datasets.sources.tables.joins import open_for
@@ -82,8 +82,9 @@ class Rows:
             self.add_finding(line, f"{shorten(path)} is {' and '.join(sorted(endings))}; write the ending, too")
         path += [*endings, ""][0]
         target = [*target]
-        if any(label.startswith("{") for label in target):
-            self.add_finding(line, f"label {shorten(target)} is an object; write names, with | between several")
+        if any(map(NO_LABELS.match, target)):
+            problem = f"label {shorten(target)} is an object or a number per class"
+            self.add_finding(line, f"{problem}; write names, with | between several")
             return
         if self.labels:
             label = label_in(self.labels, path)
@@ -153,7 +154,7 @@ def table_rows(table: Table, data: Data, split: str | None = None, others: Seque
         if part == split and not layout.leaves_out(cells):
             rows.add(line, cells[layout.path], labels)
     if unread:
-        rows.unread = refuse_unread(rows.place(unread_line), number, unread, data)
+        rows.unread = refuse_unread(rows.place(unread_line), number, unread, layout.values, data)
     words = layout.values.words
     if words and layout.is_one_hot:
         rows.notes.append(Note("log", f"{table.file}: in the columns of labels, yes is 1 and no is 0: {words}"))
@@ -167,9 +168,9 @@ def _find_images(
 ) -> tuple[Path, Mapping[str, str], list[Note]]:
     """The folder of the paths of a table, the path in it of each name if they are in several folders, and notes.
 
-    It is the `given` one, else the first of these with one of the paths as a file: the table's folder; the split's
-    folder in it (train/ or train_images/ of train.csv); `others`; the only folder in it with an image, apart from other
-    splits and masks; several of these, where names are unique.
+    It is the `given` one, else the first of these with one of the paths as a file: the table's folder; the one around
+    it; the split's folder in it (train/ or train_images/ of train.csv); `others`; the only folder in it with an image,
+    apart from other splits and masks; several of these, where names are unique.
     """
     if given:
         return Path(given), {}, []
@@ -180,8 +181,9 @@ def _find_images(
     for some in (islice(paths, _MAX_TRIED), paths):  # of most tables, the others need not be read for this
         listed += some
         sample = [listed[index] for index in spread(len(listed), _MAX_TRIED)]
-        if _contains(root, file, sample):
-            return root, {}, []
+        for folder in (root, root.parent):  # the paths of CheXpert begin with the name of the table's folder
+            if _contains(folder, file, sample):
+                return folder, {}, []
     if _MASKS.fullmatch(root.name):  # ISIC's x_GroundTruth, x_Input
         root = root.parent
     of_split, usable = _folders_beside(root, split_of(file.stem))

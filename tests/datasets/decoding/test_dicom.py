@@ -65,6 +65,11 @@ CASES = {
         },
         window(CT[0] * 2.0 - 24, 40, 400),
     ),
+    "a negative slope": (VALUES, {"RescaleSlope": -1, "RescaleIntercept": 4095}, 1 - VALUES / 4095),
+    "a window after a negative slope": (
+        VALUES, {"RescaleSlope": -1, "RescaleIntercept": 4095, "WindowCenter": 900, "WindowWidth": 700},
+        window(4095.0 - VALUES, 900, 700),
+    ),
     "8 bits": ((VALUES % 256).astype(np.uint8), {"bits": 8}, (VALUES % 256) / 255),
 }  # fmt: skip
 

@@ -176,6 +176,12 @@ def test_the_label_is_that_of_the_first_source(names, label):
     assert [record.label for record in records_of(files)[0]] == [literal_eval(label)]
 
 
+def test_a_list_with_a_number_per_class_is_refused():
+    message = error_of_files({"0.jpg": b"i", "0.json": b'{"labels": [0, 1, 0.0]}'}, "labels")
+    assert "a number per class" in message
+    assert records_of({"0.jpg": b"i", "0.json": b'{"labels": [0, 1, 2]}'}, "labels")[0]
+
+
 def test_a_label_key_selects_the_label():
     files = {"0.jpg": b"", "0.cls": b"1", "0.json": b'{"alt": 4}', "1.jpg": b"", "1.json": b'{"alt": "dog"}'}
     records, _ = records_of(files, "alt")

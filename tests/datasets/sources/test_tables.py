@@ -143,7 +143,7 @@ UNCLEAR = {  # DATA.COLUMNS tells which ones are meant
     "no label": {"file": FILES, "cat": [0, 1] * 15, "dog": [1, 0] * 15, "age": range(30)},
     "two splits": TWO | {"split": SPLITS, "set": SPLITS},
     "numbers of splits": TWO | {"partition": [0, 1, 2] * 10},
-    "unknown splits": TWO | {"Split Name": ["trn", "tst"] * 15},
+    "unknown splits": TWO | {"Split Name": ["trn", "trn", "tst"] * 10},
 }
 NO_COLUMN = {  # that could be meant
     "pixels": {"digit": LABELS} | PIXELS,
@@ -416,7 +416,7 @@ def test_rows_that_are_there_twice_are_counted(table):
     file = table(files=FILES, file=[*FILES, *FILES[:2]], label=[*LABELS, *LABELS[:2]])
     train, val = read(file)
     assert len(train) + len(val) == 32
-    assert len(told(train.notes, "2 rows name an image", "log")) == 1
+    assert len(told(train.notes, "2 rows name an image", "screen")) == 1
     file = table(file=[*FILES, *FILES[:2]], label=[*LABELS, *LABELS[1:3]])
     with refused("line 2.*MULTI_LABEL.*\n.*line 3"):
         read(file)

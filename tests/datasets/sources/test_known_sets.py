@@ -1,0 +1,175 @@
+"""Data sets as they are published: the reading is the published one, or a line whose commands, typed, give it."""
+
+import json
+
+import pytest
+from conftest import each_row, line_of, told
+from source_helpers import classes_of, expand, options, read_splits, tree, typed
+
+from utils.errors import UserError
+
+NUMBERS = range(24)
+KINDS = ["aca", "benign", "cyst"]
+
+
+def write(root, images, **tables):
+    """Images, and tables of a header and the row of each number."""
+    tree(root, *images)
+    for name, (header, row) in tables.items():
+        rows = [row(number) for number in NUMBERS]
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text("\n".join([*filter(None, [header]), *rows, ""]))
+
+
+def cells(number, names, one, other):
+    return ",".join(one if number % len(names) == place else other for place in range(len(names)))
+
+
+IMAGES = [f"img/{number:04}.jpg" for number in NUMBERS]
+PARENT = [f"train/p{number // 4}/v{number % 4}/1.jpg" for number in NUMBERS]  # of a set whose paths begin with its name
+CARDS = [f"{number % 4}/{number:04}_x.jpg" for number in NUMBERS]
+FINDINGS = ("Edema", "Effusion", "Mass")
+SETS = {  # images, tables, the class or classes of each number
+    "CelebA": (  # -1 is no
+        IMAGES,
+        {
+            "list_attr.csv": ("image_id,Male,Smiling,Young", lambda n: f"{n:04}.jpg,{cells(n, KINDS, '1', '-1')}"),
+            "list_eval_partition.csv": ("image_id,partition", lambda n: f"{n:04}.jpg,{n % 3}"),
+        },
+        lambda n: ("Male", "Smiling", "Young")[n % 3],
+    ),
+    "blank is no": (
+        IMAGES,
+        {"all.csv": ("image_id,Edema,Effusion,Mass", lambda n: f"{n:04}.jpg,{cells(n, KINDS, 'x'[:0] + '1', '')}")},
+        lambda n: FINDINGS[n % 3],
+    ),
+    "CheXpert": (  # paths that begin with the name of the folder; columns that are no labels
+        PARENT,
+        {"train.csv": (f"Path,Sex,AP/PA,{','.join(FINDINGS)}", lambda n: (
+            f"CheXpert/{PARENT[n]},Male,{'AP' if n % 5 else 'PA'},{cells(n, KINDS, '1.0', '0.0')}"))},
+        lambda n: FINDINGS[n % 3],
+    ),
+    "VinDr-CXR": (
+        IMAGES,
+        {"annotations/labels.csv": (f"image_id,rad_id,{','.join(FINDINGS)}", lambda n: (
+            f"{n:04},R{n % 5},{cells(n, KINDS, '1', '0')}"))},
+        lambda n: FINDINGS[n % 3],
+    ),
+    "ODIR-5K": (  # columns of other images; a row of 0 and 1 in a cell
+        IMAGES,
+        {"full_df.csv": ("ID,Left-Fundus,filepath,labels,target", lambda n: (
+            f"{n},{n}_left.jpg,../input/{n:04}.jpg,['{KINDS[n % 3]}'],\"[{cells(n, KINDS, '1', ' 0')}]\""))},
+        lambda n: f"['{KINDS[n % 3]}']",
+    ),
+    "PadChest": (  # pandas' index has the name of a folder, too
+        CARDS,
+        {"all.csv": (",ImageID,ImageDir,Labels", lambda n: f"{n},{n:04}_x.jpg,{n % 4},['{KINDS[n % 3]}']")},
+        lambda n: f"['{KINDS[n % 3]}']",
+    ),
+    "CBIS-DDSM": (
+        IMAGES,
+        {"csv/train.csv": ("patient_id,image view,pathology,image file path,ROI mask file path", lambda n: (
+            f"P_{n // 2},CC,{KINDS[n % 3]},{IMAGES[n]},roi/{n}.jpg"))},
+        lambda n: KINDS[n % 3],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_each_command_reads_the_published_labels(name, tmp_path):
+    images, tables, label_of = SETS[name]
+    root = tmp_path / name.split("-")[0]
+    write(root, images, **tables)
+    given = options(root)
+    ways = [one for one in typed(line_of(read_splits, given), given) if one.columns]
+    assert ways
+    splits = read_splits(ways[0].model_copy(update={"multi_label": False}))
+    found = classes_of(*splits)
+    expected = {image: label_of(number) for number, image in enumerate(images)}
+    assert len(found) == len(expected)
+    for path, label in found.items():
+        (number,) = (image for image in expected if image.endswith(path) or path.endswith(image))
+        assert label == expected[number]
+
+
+PATIENTS = "p10000{1,2,3}/s50{1,2,3,4}"
+# The tree; what the commands of its error may be, and the classes that DATA.LABELS reads
+TREES = """
+name | parts | labels
+MIMIC-CXR | files/p10/p10000{1,2,3,4}/s5{1,2} |
+Camelyon17 | patches/patient_00{1,2,3,4}_node_0 |
+SUN397 | {a/abbey,a/apse/indoor,b/bar,c/church/indoor,c/church/out} | abbey apse/indoor bar church/indoor church/out
+"""
+
+
+@each_row(TREES)
+def test_no_command_trains_on_patients_or_letters(name, parts, labels, tmp_path):
+    tree(tmp_path, *expand(parts))
+    given = options(tmp_path, dataset="folder")
+    ways = [one for one in typed(line_of(read_splits, given), given) if not one.dataset.startswith("torchvision")]
+    read = [read_splits(one)[0].class_names for one in ways if not one.class_folders]
+    assert read == ([labels.split()] if labels else [])
+
+
+PARTS = ["train", "train", "train", "validate", "id_test", "test"]
+
+
+@pytest.mark.parametrize("words, sizes", [(PARTS, [12, 4, 8]), (["train", "train", "validate"], [16, 8])])
+def test_splits_by_other_words(words, sizes, tmp_path):
+    """As of MIMIC-CXR and iWildCam: each value is in the split that its word names."""
+    write(
+        tmp_path,
+        IMAGES,
+        **{"all.csv": ("path,label,split", lambda n: f"{IMAGES[n]},x{n // 12},{words[n % len(words)]}")},
+    )
+    given = options(tmp_path / "all.csv")
+    if "id_test" in words:
+        (given,) = typed(line_of(read_splits, given), given)
+    assert [*map(len, read_splits(given))] == sizes
+
+
+VECTORS = ["[0, 1, 0]", "[1.0, 0.0, 0.0]", "0 0 1", "(0,0,1,1)"]
+
+
+@pytest.mark.parametrize("multi_label", [True, False])
+@pytest.mark.parametrize("vector", VECTORS)
+def test_a_number_per_class_in_a_cell_is_refused(vector, multi_label, tmp_path):
+    write(tmp_path, IMAGES, **{"a.csv": ("path,label", lambda n: f'{IMAGES[n]},"{vector}"')})
+    lines = [json.dumps({"file_name": path, "labels": [0, 1, 0]}) for path in IMAGES]
+    (tmp_path / "b.jsonl").write_text("\n".join(lines))
+    for name in ("a.csv", "b.jsonl"):
+        given = options(tmp_path / name, multi_label=multi_label)
+        assert "0 and 1" in line_of(read_splits, given)
+        given = given.model_copy(
+            update={
+                "columns": {"path": ("path", "file_name")[name[0] == "b"], "label": ("label", "labels")[name[0] == "b"]}
+            }
+        )
+        with pytest.raises(UserError, match="a number per class"):
+            read_splits(given)
+
+
+@pytest.mark.parametrize("label", ["[0, 1]", "1 0", "[0, 1, 2]", "[2, 1]"])
+def test_lists_of_numbers_are_labels(label, tmp_path):
+    write(tmp_path, IMAGES, **{"a.csv": ("path,label", lambda n: f'{IMAGES[n]},"{label}"')})
+    train, _ = read_splits(options(tmp_path / "a.csv", multi_label=True))
+    assert train.targets[0].sum() == len({*label} & {*"012"})
+
+
+def test_rows_of_absent_labels_are_refused(tmp_path):
+    """Open Images: a row with the confidence 0 says that the label is not in the image."""
+    header = "ImageID,Source,LabelName,Confidence"
+    write(tmp_path, IMAGES, **{"all.csv": (header, lambda n: f"{n:04},verification,/m/0{n % 2},{int(n % 3 > 0)}")})
+    given = options(tmp_path / "all.csv")
+    assert "Confidence" in line_of(read_splits, given)
+    (tmp_path / "all.csv").write_text((tmp_path / "all.csv").read_text().replace(",0\n", ",1\n"))
+    assert read_splits(given)[0].class_names == ["/m/00", "/m/01"]
+
+
+def test_official_splits_by_number_are_named(tmp_path):
+    write(
+        tmp_path,
+        [f"{label}/{n}.jpg" for label in "xyz" for n in range(4)],
+        **{"train_test_split.txt": ("", lambda n: f"{n} 1")},
+    )
+    assert told(read_splits(options(tmp_path, dataset="folder"))[0].notes, "train_test_split.txt", "warning")
