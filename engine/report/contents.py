@@ -142,9 +142,20 @@ class RunContents:
         return self.evaluation.split if self.is_evaluation else SPLITS["val"]
 
     @property
+    def earlier_epoch(self) -> str:
+        """'epoch 12' if the files of the evaluation are of this epoch, and a later one is better: there was no time."""
+        epoch = self.evaluation.values.get("epoch")
+        return f"epoch {epoch}" if self.best and epoch not in (None, self.best[0]) else ""
+
+    @property
+    def evaluated(self) -> str:
+        """'validation' or 'epoch 12 validation': the images of the files of the evaluation."""
+        return f"{self.earlier_epoch} {self.split}".strip()
+
+    @property
     def latest(self) -> tuple[Evaluation, str]:
         """The evaluation of the test images if there is one, else of the result; and the name of its images."""
-        return (self.test, SPLITS["test"]) if self.test else (self.evaluation, self.split)
+        return (self.test, SPLITS["test"]) if self.test else (self.evaluation, self.evaluated)
 
     @cached_property
     def figures(self) -> dict[str, float]:

@@ -65,7 +65,7 @@ def tiles_of(run: RunContents) -> tuple[list[Tile], list[Tile]]:
             remark = "before the temperature" if is_raw else ""
             others.append(Tile(f"{split} {metric.title}", metric.text(run.figures[name]), remark))
     if run.test:
-        others += _tiles_of_images(run, run.evaluation, split)
+        others += _tiles_of_images(run, run.evaluation, run.evaluated)
     others += [
         Tile("k-NN top-1", percent(run.measured("knn_top1")), "on the features of the start"),
         Tile("images/s", _optional(run.measured("images_per_second"), lambda x: number(round(x, 1))), "all devices"),

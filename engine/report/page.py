@@ -52,6 +52,7 @@ def run_page(run: RunContents, is_shared: bool = False) -> str:
     differing = differing_from_defaults(run.options)
     pictures = (run.folder / SUSPECTS).parent / PICTURES
     suspects = [(row, pictures / f"{suspect_picture(row['split'], row['path'])}.jpg") for row in run.suspects]
+    of_epoch = f" of {run.earlier_epoch}" if run.earlier_epoch else ""
     values = {
         "run": run,
         "status": status,
@@ -62,7 +63,7 @@ def run_page(run: RunContents, is_shared: bool = False) -> str:
         "charts": charts.curves_of([run]),
         "off_defaults": {key: differing[key] for key in differing if not any(fnmatchcase(key, one) for one in hidden)},
         "suspects": [(row, tables.data_uri(picture)) for row, picture in suspects],
-        "views": _views({"": run.evaluation, " of the test images": run.test}, run.is_multi_label),
+        "views": _views({of_epoch: run.evaluation, " of the test images": run.test}, run.is_multi_label),
         "shift": shift_by_weights(run),
     }
     return _render("run.html", values, is_shared)

@@ -251,6 +251,19 @@ def test_the_results_of_validation_and_test_have_their_intervals(run):
     assert "12.34" not in head and "9.96" in head
 
 
+@pytest.mark.parametrize("epoch", [2, 3])
+def test_figures_of_an_earlier_epoch_than_the_best_one_say_so(epoch, run):
+    """A run in progress, or a killed one, had no time for the files of its best epoch, 3."""
+    update_json(run / "evaluation" / "summary.json", epoch=epoch)
+    page = read_page(run)
+    titles = [tag["id"] for tag in page.all("h2") if "of-epoch-2" in tag["id"]]
+    names = [tile.name for part in tiles_of(read_contents(run)) for tile in part if "epoch 2" in tile.name]
+    is_earlier = epoch == 2
+    assert titles == [f"section-{one}-of-epoch-2" for one in ("classes", "calibration", "worst-mistakes")] * is_earlier
+    assert names == ["epoch 2 validation worst class"] * is_earlier
+    assert ("Confusion matrix of epoch 2" in page.text) == is_earlier
+
+
 def test_a_copy_to_share_names_no_file_folder_host_or_person(run, tmp_path):
     """The page itself has each of them; class names and figures are in both."""
     options = ["MODEL.PRETRAINED=backbone7.pth", "DATA.CLASSES=klassen7.txt", "DATA.IMAGE_ROOT=/home/anna7/bilder7"]
