@@ -37,6 +37,7 @@ from utils.notes import Note
 _PLACES = ("..", "../meta", "../labels", "../val")
 _TABLES = (".csv", ".tsv", JSON_LINES, TEXT_LIST)
 _FROM_JSON = "docs/data.md#labels-in-json makes a table"
+_WITHOUT_LABELS = re.compile(r"\.json$|(split|partition).*\.txt$")  # numbers of splits: CelebA's
 _ANY = "latin-1"  # reads any file: the labels are compared, not used
 _PART_BYTES = 16384  # four parts of a table: whether it names the images
 _MAX_FILES = 20  # in a folder; more are of single images
@@ -134,7 +135,7 @@ class TableBeside(NamedTuple):
 
 def tables_beside(root: Path, folder: Path, paths: Sequence[str] | PackedStrings) -> Iterator[TableBeside]:
     """The tables in or beside `root` with labels of most of the images `paths`, which are relative to `folder`."""
-    files = [file for file in files_beside(root) if file.suffix != ".json"]
+    files = [file for file in files_beside(root) if not _WITHOUT_LABELS.search(file.name)]
     stems = set(map(_stem, paths)) if files else set()
     seen = list[Images]()
     known = Images()
@@ -256,7 +257,7 @@ def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path],
     candidates = _candidates(root, levels, trainings, images)
     data_sets = islice(filter(is_data_set, candidates), len(trainings) or 1)
     folders = [f"give -data_path={quote(str(path))} if it is the data set" for path in data_sets]
-    advice = "; or ".join([*_advise_tables(root, images), *folders[:_MAX_SHOWN]])
+    advice = "; or ".join([*_advise_tables(root, images), *folders])
     if all((root / f"{split}_list.txt").is_file() for split in ("train", "val")):
         advice = f"-dataset=imagenet2012 -data_path={quote(str(root))} reads its lists"
     advice = advice or advise_labels(given) or _other_data(root)

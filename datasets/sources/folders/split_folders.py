@@ -90,8 +90,7 @@ def _as_variants(levels: Levels, listing: ImageFiles) -> str | None:
 def _as_letters(levels: Levels, listing: ImageFiles) -> str | None:
     """The first letters of the folders in them, as of SUN397 and Places365: a/abbey, c/church/indoor."""
     if listing.sizes and all(map(_IN_LETTER.match, listing.sizes)):
-        fix = "for the folders in them, -opts 'DATA.LABELS=(?:^|/)[^/]/([^/]+)/(?:([^/]+)/)?'"
-        return f"the folders are first letters; {fix}"
+        return "the folders are letters; to read those in them, -opts 'DATA.LABELS=(?:^|/)[^/]/([^/]+)/(?:([^/]+)/)?'"
     return None
 
 

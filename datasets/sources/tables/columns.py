@@ -116,8 +116,7 @@ def _columns_to_read(table: Table, data: Data, given: Columns) -> Layout:
         rest = [name for name in others if name != split and not _NO_NAME.fullmatch(name)]
         labels, is_one_hot = _find_labels(named, given.get("label"), paths, rest, values)
         if "Confidence" in rest and values["Confidence"] == {"0", "1"}:  # Open Images
-            problem = "rows with 0 in Confidence say that an image lacks the label"
-            raise UserError(f"{table.file}:1: {problem}; remove them")
+            raise UserError(f"{table.file}:1: 0 in Confidence says that an image lacks the label; remove these rows")
     are_clear = is_one_hot or len(labels) == needs_labels
     if not (are_clear and len(paths) == 1):
         raise _unclear_columns(table, data, paths, labels, needs_labels)

@@ -34,7 +34,8 @@ SETS = {  # images, tables, the class or classes of each number
         IMAGES,
         {
             "list_attr.csv": ("image_id,Male,Smiling,Young", lambda n: f"{n:04}.jpg,{cells(n, KINDS, '1', '-1')}"),
-            "list_eval_partition.csv": ("image_id,partition", lambda n: f"{n:04}.jpg,{n % 3}"),
+            "list_eval_partition.txt": ("", lambda n: f"{n:04}.jpg {n % 2}"),
+            "eval_partition.csv": ("image_id,partition", lambda n: f"{n:04}.jpg,{n % 3}"),
         },
         lambda n: ("Male", "Smiling", "Young")[n % 3],
     ),
@@ -82,7 +83,7 @@ def test_each_command_reads_the_published_labels(name, tmp_path):
     write(root, images, **tables)
     given = options(root)
     ways = [one for one in typed(line_of(read_splits, given), given) if one.columns]
-    assert ways
+    assert len(ways) == (2 if name in ("CheXpert", "VinDr-CXR") else 1)
     splits = read_splits(ways[0].model_copy(update={"multi_label": False}))
     found = classes_of(*splits)
     expected = {image: label_of(number) for number, image in enumerate(images)}
