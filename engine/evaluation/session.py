@@ -188,7 +188,7 @@ def _without_decision(command: Command, plan: EvaluationPlan) -> EvaluationPlan:
     of_model = plan.record.decision
     decision = read_measured(command.runs)._replace(temperature=of_model.temperature)  # of the first model's logits
     notes = [Note("screen", f"The mean of {len(command.runs)} models: {', '.join(run.name for run in command.runs)}")]
-    if not _decides(decision) and _decides(of_model):
+    if command.prediction and not _decides(decision) and _decides(of_model):
         text = "the thresholds are of single models, and none was measured for the mean"
         fix = f"-eval -data_path=DIR -resume={shlex.quote(str(command.runs[0].parent))} measures one"
         notes.append(Note("screen", f"{text}; {fix}"))
