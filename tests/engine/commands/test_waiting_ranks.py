@@ -80,8 +80,7 @@ def test_ranks_wait_for_the_intervals_pages_and_checkpoints_of_a_training(traine
     ("command", "names"),
     [
         (["-eval"], (*EVALUATION, *PAGE)),
-        (["-predict"], PREDICTION),
-        (["-predict", "-explain"], ("engine.evaluation.files:heat_map",)),
+        (["-predict", "-explain"], (*PREDICTION, "engine.evaluation.files:heat_map")),
         (["-embed"], ("engine.features.store:_new_array", "engine.features.store:safe_cell")),
         (["-profile"], ("engine.profiling.profiler:phase_seconds",)),
         (["MODEL.TUNE=probe"], FEATURES),

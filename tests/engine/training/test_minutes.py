@@ -6,7 +6,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import assert_same_state, cells_of, digits_flags, only_run, read_result, rows, slow, states, train
+from conftest import (
+    SMALL_BATCHES,
+    assert_same_state,
+    cells_of,
+    digits_flags,
+    only_run,
+    read_result,
+    rows,
+    slow,
+    states,
+    train,
+)
 
 from configs.batch_plan import BatchPlan, EpochLayout
 from configs.command_line import parse_command_line
@@ -138,7 +149,7 @@ class SlowMachine:
 
 MINUTES = f"-minutes={(10 * 4.5 + 4.5) / 60}"  # ten epochs of four steps, and the end
 OPTIONS = [
-    "TRAIN.NUM_EPOCHS=10", "TRAIN.WARMUP_EPOCHS=1.5", "TRAIN.MIXUP_ALPHA=0.2", "TRAIN.MIXUP_OFF_EPOCH=7",
+    SMALL_BATCHES, "TRAIN.NUM_EPOCHS=10", "TRAIN.WARMUP_EPOCHS=1.5", "TRAIN.MIXUP_ALPHA=0.2", "TRAIN.MIXUP_OFF_EPOCH=7",
     "DATA.BATCH_SIZE_EVAL=180", "SAVE_FREQ=1", "KEEP_CHECKPOINTS=99", MINUTES,
 ]  # fmt: skip
 
@@ -215,7 +226,7 @@ def run_on_a_rank(context: ProcessContext, flags: list[str]) -> tuple[dict, str]
 
 @pytest.mark.slow
 def test_two_ranks_have_the_plans_of_the_first(tmp_path, ranks):
-    flags = [*digits_flags(tmp_path), "DATA.BATCH_SIZE=32", *OPTIONS]
+    flags = [*digits_flags(tmp_path), *OPTIONS]
     one, other = ranks(2)(run_on_a_rank, flags)
     assert one == other
     assert len(one["PLANS"]) > 1
