@@ -16,8 +16,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import torch
-
 from configs.command_line import parse_command_line
 from configs.yaml_io import write_yaml
 from engine.checkpoint.files import load_checkpoint
@@ -86,8 +84,7 @@ def add_to_mean(mean: State, state: State, count: int) -> None:
     """
     for name, tensor in mean.items():
         if tensor.is_floating_point():
-            other = state[name].to(tensor.device, torch.float64)
-            tensor.copy_(tensor.double().lerp(other, 1 / (count + 1)))
+            tensor.copy_(tensor.double().lerp(state[name].to(tensor).double(), 1 / (count + 1)))
 
 
 def _checkpoints(run: Path) -> list[Path]:

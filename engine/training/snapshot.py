@@ -268,7 +268,7 @@ def _load_state(state: TrainState, checkpoint: dict[str, Any], changed: Collecti
         strategy.load_optimizer_state(state.optimizer, checkpoint["optimizer"])
         state.precision.load_state_dict(checkpoint["precision"], changed)
         zero_momentum(state.optimizer, state.config.train.optimizer)
-        for entry in LARGE:  # gigabytes of host memory
+        for entry in LARGE:  # closes the file
             del checkpoint[entry]
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         keys = [key for key in changed if key.startswith(_SHAPING)] or ["-resume"]

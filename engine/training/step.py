@@ -83,8 +83,7 @@ class TrainState:
     def free(self) -> None:
         """Frees weights, average and moments, which a checkpoint has; torch keeps the weights of a shard."""
         self.optimizer.state.clear()
-        weights = self.precision.weights
-        for model in (weights.master, weights.compute, self.average or weights.master):
+        for model in (self.precision.weights.master, self.wrapped, self.average or self.wrapped):
             for parameter in model.parameters():
                 parameter.data = parameter.new_empty(0)
 

@@ -341,7 +341,7 @@ def output_layers(model: nn.Module, head: str) -> list[str]:
 
 
 def _check_tensors(weights: WeightsFile, pairs: Pairs, name: str) -> State:
-    """The tensors of the file that the model MODEL.NAME has, cast to the model's dtypes.
+    """The tensors of the file that the model MODEL.NAME has, finite in the model's dtypes.
 
     Raises UserError if a tensor is missing, or its shape, dtype or values are wrong; if a part of the model apart from
     its heads, such as `blocks`, or the input of the blocks, has tensors in the file that the model lacks.
@@ -366,9 +366,9 @@ def _check_tensors(weights: WeightsFile, pairs: Pairs, name: str) -> State:
     refuse(left, "the model has no place for")
     kinds = [name for name in own if own[name].is_floating_point() != (state[name].dtype in _FLOAT_DTYPES)]
     refuse([f"{name} {state[name].dtype}" for name in kinds], "wrong dtypes")
-    cast = {name: state[name].to(own[name].dtype) for name in own}
-    refuse([name for name in own if not cast[name].isfinite().all()], "NaN or infinite values", "give other weights")
-    return cast
+    infinite = [name for name in own if not state[name].to(own[name].dtype).isfinite().all()]
+    refuse(infinite, "NaN or infinite values", "give other weights")
+    return {name: state[name] for name in own}
 
 
 def _left_over(pairs: Pairs) -> list[str]:

@@ -49,6 +49,19 @@ def test_paddlevit_square_linear_weights_are_transposed_and_the_conv_is_not():
     assert found.keys() == small_vit().state_dict().keys()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_tensors_of_a_file_have_no_copy_in_memory(tmp_path, dtype):
+    """Of any float dtype: the model's own memory casts them."""
+    state = random_vit().state_dict()
+    torch.save({name: tensor.to(dtype) for name, tensor in state.items()}, tmp_path / "vit.pth")
+    taken = []
+    model = small_vit()
+    load_pretrained(model, str(tmp_path / "vit.pth"), take=taken.append)
+    assert not any(tensor.untyped_storage().resizable() for tensor in taken[0].values())
+    load_pretrained(model, str(tmp_path / "vit.pth"))
+    assert_same_state(model.state_dict(), {name: tensor.to(dtype).float() for name, tensor in state.items()})
+
+
 @pytest.mark.parametrize("has_average", [False, True])
 def test_a_training_checkpoint_of_paddlevit_gives_its_average(tmp_path, has_average):
     state = paddle_state()
