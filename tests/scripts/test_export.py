@@ -14,6 +14,7 @@ import pytest
 import timm
 import torch
 from conftest import (
+    ALL_DIGITS,
     CPU,
     ROOT,
     TINY_VIT,
@@ -350,7 +351,7 @@ def test_the_pixels_of_the_client_are_the_pixels_of_an_evaluation(resize, size, 
 def test_the_client_gives_the_probabilities_of_predictions(trained_digits, tmp_path, monkeypatch):
     """Of logits that it divides by the temperature."""
     pytest.importorskip("onnxruntime")
-    folder = trained_digits("TRAIN.BASE_LR=1e-2", "TRAIN.SMOOTHING=0.4")
+    folder = trained_digits(ALL_DIGITS, "TRAIN.BASE_LR=1e-2", "TRAIN.SMOOTHING=0.4")
     monkeypatch.chdir(tmp_path)
     Image.fromarray(np.arange(0, 256, 4, np.uint8).reshape(8, 8)).save("photo.jpg")
     export.main([str(folder), "-format=onnx", "-output=best.onnx", "-no_check"])
