@@ -133,13 +133,19 @@ def _is_result(run: RunContents) -> bool:
     return run.state in ("finished", "stopped") and run.score is not None
 
 
+def _latest(runs: Sequence[RunContents]) -> list[RunContents]:
+    """Of a run and its continuation, or a repetition with the same seed and fold, the one that was started last."""
+    in_time = sorted(runs, key=lambda run: str(run.values["started"]))
+    return [*{repr([run.options[key] for key in (*_REPEATED, _SHARE)]): run for run in in_time}.values()]
+
+
 def _means_by_share(runs: Sequence[RunContents]) -> dict[float, float]:
     """The mean metric of the finished runs by DATA.FRACTION, ascending; empty for runs that differ in others, too."""
     trained = [run for run in runs if not run.is_evaluation and _is_result(run)]
     if asked_options(trained) != [_SHARE]:
         return {}
     scores = defaultdict[float, list[float]](list)
-    for run in trained:
+    for run in _latest(trained):
         scores[run.options[_SHARE]].append(run.score or 0.0)
     return {share: statistics.mean(found) for share, found in sorted(scores.items())}
 
@@ -253,8 +259,7 @@ def groups_of(runs: Sequence[RunContents], problems: list[str]) -> list[Group]:
 def _group(keys: list[str], members: list[RunContents]) -> Group:
     derived = compared_options(members)
     options = {key: None if key in derived else members[0].options.get(key) for key in keys}
-    by_repetition = {repr([run.options.get(key) for key in _REPEATED]): run for run in members if _is_result(run)}
-    runs = [*by_repetition.values()]  # of a run and its continuation, the last one
+    runs = _latest([run for run in members if _is_result(run)])
     figures: dict[str, Any] = {"metric": members[0].metric.name, "runs": len(runs)}
     for name, found in {"": [run.score for run in runs], "test_": [run.test_score for run in runs]}.items():
         values = [value for value in found if value is not None]

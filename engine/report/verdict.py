@@ -132,7 +132,7 @@ def _overfitting(run: RunContents) -> Verdict:
     options = run.options
     if options["TRAIN.DISTILLATION_TYPE"] != "none" or any(options[key] for key in _MIXED):
         return NONE
-    metric = METRICS["top1"] if run.metric is METRICS["loss"] else run.metric
+    metric = METRICS["top1"] if run.metric.sign < 0 else run.metric
     epochs = _trained_epochs(run)
     val = points(epochs, "epoch", f"val_{metric.name}")
     early = [y for x, y in val if 3 * x <= len(epochs)]

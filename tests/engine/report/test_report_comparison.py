@@ -223,12 +223,17 @@ def test_runs_are_grouped_by_the_options_that_were_given(tmp_path, capsys):
 
 @pytest.mark.parametrize("further, has_curve", [([], True), (["TRAIN.BASE_LR={}"], False)], ids=["shares", "and rates"])
 def test_a_learning_curve_is_the_gain_per_doubling(further, has_curve, tmp_path, compare):
-    """Of the two largest shares, means of two seeds: from 60 to 90 by four times the images, so 15 points."""
+    """Of the two largest shares, means of two seeds: from 60 to 90 by four times the images, so 15 points. Of a run and
+    its repetition, the last one counts.
+    """
     for share, scores in {0.05: (10, 12), 0.125: (58, 62), 0.5: (89, 91)}.items():
         for seed, score in enumerate(scores):
             keys = [f"DATA.FRACTION={share}", f"SEED={seed}", *(key.format(share) for key in further)]
-            make_run(tmp_path / f"{share}-{seed}", 2, keys, result={"top1": score})
+            started = "2026-01-02 00:00:00+0000"
+            make_run(tmp_path / f"{share}-{seed}", 2, keys, started=started, result={"top1": score})
     make_run(tmp_path / "failed", 2, ["DATA.FRACTION=1.0"], state="failed", result={"top1": 20})
+    again = ["DATA.FRACTION=0.5", "SEED=1", *(key.format(0.5) for key in further)]
+    make_run(tmp_path / "before", 2, again, started="2026-01-01 00:00:00+0000", result={"top1": 99})
     page, lines, _ = compare(*sorted(tmp_path.iterdir()))
     curve = "top-1: 60.00% with 12.5% of the training images, 90.00% with 50%: 15.00 points per doubling"
     assert any(line.startswith(curve) for line in lines) == (curve in page.text) == has_curve
@@ -236,15 +241,18 @@ def test_a_learning_curve_is_the_gain_per_doubling(further, has_curve, tmp_path,
     assert drawn == [("5 12.5 50", "11 60 90")] * has_curve
 
 
-def test_a_run_and_its_continuation_are_no_repetition(tmp_path, compare):
-    for name, rate, seed in (("a", 1, 0), ("a-again", 1, 0), ("other", 2, 0)):
-        make_run(tmp_path / name, 2, [f"TRAIN.BASE_LR={rate}", f"SEED={seed}"])
+@pytest.mark.parametrize(("first", "last"), [(60, 90), (90, 60)])
+def test_a_run_and_its_continuation_are_no_repetition(first, last, tmp_path, compare):
+    """The last one counts, whether it is better or worse."""
+    for day, (name, rate, top1) in enumerate((("a", 1, first), ("a-again", 1, last), ("other", 2, 50)), 1):
+        values = {"started": f"2026-01-0{day} 00:00:00+0000", "result": {"top1": top1}}
+        make_run(tmp_path / name, 2, [f"TRAIN.BASE_LR={rate}", "SEED=0"], **values)
     compare(*tmp_path.iterdir())
     assert not (tmp_path / "groups.csv").exists()
-    make_run(tmp_path / "b", 2, ["TRAIN.BASE_LR=1", "SEED=1"])
+    make_run(tmp_path / "b", 2, ["TRAIN.BASE_LR=1", "SEED=1"], result={"top1": 70})
     compare(*(folder for folder in tmp_path.iterdir() if folder.is_dir()))
     (group,) = read_rows(tmp_path / "groups.csv")
-    assert group["runs"] == "2"
+    assert (group["runs"], float(group["mean"])) == ("2", (last + 70) / 2)
 
 
 def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare):

@@ -170,6 +170,14 @@ def test_a_metric_falls_while_top_1_of_a_rare_class_is_flat(tmp_path, scores, lo
     assert kind_of(read_contents(run)) == kind
 
 
+@pytest.mark.parametrize("metric", ["loss", "ece"])
+def test_a_lower_loss_or_calibration_error_is_no_flat_validation(metric, tmp_path):
+    run = run_of(tmp_path / "run", [], [], [*WEIGHTS, f"EVAL.BEST_METRIC={metric}"]).folder
+    rows = [{"epoch": epoch, "val_loss": 1 / epoch, "val_ece": 30 / epoch} for epoch in range(1, 7)]
+    write_rows(run, [row | {"val_top1": 50.0 + 5 * row["epoch"], "train_top1": 99.0} for row in rows])
+    assert kind_of(read_contents(run)) == ""
+
+
 # Validation top-1 by epoch from the probe on, options, advice, whether the first epoch has a line
 BELOW_PROBE = """
 94.77 80.39 81.7 81.05 | | lower rate | True
