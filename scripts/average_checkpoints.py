@@ -80,9 +80,11 @@ def main(argv: list[str]) -> int:
 def add_to_mean(mean: State, state: State, count: int) -> None:
     """Adds one more state to the mean of `count`: computed in float64, a tensor at a time, and kept in its own type.
 
-    Integers, such as counters, stay.
+    Integers, such as counters, stay. A tensor with several names, as in CoaT, is averaged once.
     """
-    for name, tensor in mean.items():
+    names = {tensor.data_ptr(): name for name, tensor in mean.items()}
+    for name in names.values():
+        tensor = mean[name]
         if tensor.is_floating_point():
             tensor.copy_(tensor.double().lerp(state[name].to(tensor).double(), 1 / (count + 1)))
 

@@ -32,6 +32,13 @@ def test_the_mean_is_computed_in_float64_in_its_own_memory():
     assert mean["n"].item() == 7
 
 
+def test_a_tensor_with_several_names_is_averaged_once():
+    shared = torch.tensor([1.0])
+    mean = {"a": shared, "b": shared.view(1), "c": torch.tensor([1.0])}
+    add_to_mean(mean, {name: torch.tensor([4.0]) for name in mean}, 1)
+    assert [tensor.item() for tensor in mean.values()] == [2.5, 2.5, 2.5]
+
+
 def test_an_average_is_evaluated_and_read_by_pretrained(averaged_run, trained_digits, tmp_path, capsys):
     """It is the mean of both best weights; a file that is named twice counts once."""
     runs = [averaged_run, trained_digits()]
