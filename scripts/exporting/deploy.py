@@ -184,7 +184,7 @@ def decision_graph(trained: TrainedModel, names: list[str]) -> tuple[Any, dict[s
         known["thresholds"] = [*map(probability_of, thresholds)]  # of the divided logits, as `probabilities`
     if point and point.threshold is not None:
         other, name = decision_names(point, names, is_multi_label)
-        known = {"decisions": [name], "other": other, "threshold": probability_of(point.threshold)}
+        known |= {"decisions": [name], "other": other, "threshold": probability_of(point.threshold)}
         labels = [point.label]
         thresholds = [point.threshold]
     graph = _parsed(

@@ -118,12 +118,14 @@ def test_the_decision_is_the_most_probable_class_or_of_the_operating_point(tempe
 def test_the_decisions_of_several_labels_reach_their_thresholds(temperature):
     logits = torch.randn(200, 3, generator=torch.Generator().manual_seed(1)) * 3
     thresholds = (-1.0, 0.25, 2.0)
-    probabilities, _, decided, known = decided_by(
-        logits, Decision(thresholds), temperature, "-opts", "DATA.MULTI_LABEL=true"
-    )
+    several = "-opts", "DATA.MULTI_LABEL=true"
+    probabilities, _, decided, known = decided_by(logits, Decision(thresholds), temperature, *several)
     assert probabilities == pytest.approx((logits / temperature).sigmoid().numpy(), abs=1e-6)
     assert (decided == (logits >= torch.tensor(thresholds)).numpy()).all()
     assert known["thresholds"] == pytest.approx((torch.tensor(thresholds) / temperature).sigmoid().tolist())
+    point = OperatingPoint(name="dog", label=1, specificity=0.8, threshold=0.5)
+    *_, with_point = decided_by(logits, Decision(thresholds, point), temperature, *several)
+    assert (with_point["decisions"], with_point["thresholds"]) == (["dog"], known["thresholds"])
 
 
 def as_pnm(file: Path, target: Path) -> np.ndarray:
