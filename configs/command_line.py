@@ -98,7 +98,7 @@ class Command:
         """
         name = self.config.model.name
         if self.runs:
-            name = self.runs[0].parent.name
+            name = self.runs[0].absolute().parent.name
         elif self.config.name:
             name = self.config.name
         elif self.recipe and self.recipe.name not in (RUN_OPTIONS, ".yaml"):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -124,8 +123,11 @@ class Predictions:
         return paths
 
     def _open(self, files: ExitStack, paths: Sequence[Path]) -> None:
-        of_others = self._folder.glob(".predictions.*.tmp"), self._folder.glob(f"{EXPLANATIONS}/[0-9]*-*.png")
-        for file in chain(*of_others):  # of a killed process; of other images
+        of_others = [*self._folder.glob(".predictions.*.tmp")]  # of a killed process
+        maps = self._folder / EXPLANATIONS
+        if not maps.is_symlink():
+            of_others += maps.glob(f"{'[0-9]' * 6}*-*.png")
+        for file in of_others:
             file.unlink()
         table, *self._objects = (files.enter_context(open_atomically(path)) for path in paths)
         table.write("\ufeff" * self._options.excel)  # a byte order mark, for spreadsheets

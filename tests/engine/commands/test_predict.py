@@ -138,6 +138,10 @@ def test_unusable_images_are_rows_with_an_error(images, trained, tmp_path):
     assert [row["error"] for row in listed] == ["", "cannot be read (No such file or directory)", ""]
     files = [path for path in (tmp_path / "out").rglob("[!.]*") if path.is_file()]
     assert sorted(path.name for path in files) == ["notes.txt", "predictions.csv"]
+    (elsewhere := maps.rename(tmp_path / "elsewhere") / "000000-00.png").touch()
+    maps.symlink_to(elsewhere.parent)
+    predict(tmp_path / "out", str(tmp_path / "list.txt"), weights)
+    assert elsewhere.exists()  # it is not the folder's own file
 
 
 def test_if_no_image_is_readable_the_file_is_written_and_the_run_fails(trained, tmp_path):

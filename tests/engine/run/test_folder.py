@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,8 +140,11 @@ def test_a_failed_start_leaves_no_folder(digits_argv, tmp_path, flags):
     assert not (tmp_path / "out").exists()
 
 
-def test_name_of_a_folder(tmp_path):
+def test_name_of_a_folder(tmp_path, monkeypatch):
     assert parse_command_line([]).run_name == "vit"
+    monkeypatch.chdir(tmp_path)
+    of_sweep = replace(parse_command_line([]), runs=(Path("LR=1"),))  # of -resume=.
+    assert of_sweep.run_name == tmp_path.name
     names = {"small.yaml": "small", "config.yaml": "vit_small", "a\tb.yaml": "a_b"}
     names[".yaml"] = "vit_small"  # PaddleViT's PiT has such a file
     for file, name in names.items():
