@@ -62,7 +62,7 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
         if variance == 0:  # n is the number of groups, and nothing is estimated
             freedom = math.inf
     else:
-        with_class, without, predicted = _units_of_classes(results, units)
+        with_class, without = _units_of_classes(results, units)
         sides = np.minimum(with_class, without)
         if metric.name == "auroc" and sides[sides > 0].min() < MIN_RANKED:
             return None, f"fewer than {MIN_RANKED} {unit} of a class, or of the others"
@@ -72,7 +72,7 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
             variance, freedom = _jackknife(results, metric, units)
         if math.isnan(variance):
             return None, f"too few {unit} of a class"
-        below, above = _limits_of_classes(results, metric, with_class, without, predicted)
+        below, above = _limits_of_classes(results, metric, units, with_class, without)
     n = max(share * (1 - share) / variance, 1.0) if variance > 0 else number
     low, high = _wilson(share, min(n, largest_n), 1.96 + 2.4 / freedom)  # Student's t
     limits = max(min(low, share - below), 0.0), min(max(high, share + above), 1.0)
@@ -208,22 +208,28 @@ def _units_of(results: SampleResults) -> tuple[np.ndarray, str]:
 
 
 def _units_of_classes(results: SampleResults, units: np.ndarray) -> np.ndarray:
-    """The numbers of images or groups with an image of each class, with one of another class, and with one that is
-    predicted to have the class, int64 (3, C).
+    """The numbers of images or groups with an image of each class, and with one of another class, int64 (2, C).
 
     units: the number of the image or group of each readable sample, int64 (M,).
     """
     number = int(units.max()) + 1
     classes = len(results.per_class.count)
     targets = results.targets[results.readable]
-    labels = results.labels[results.readable, 0]
-    if targets.ndim == 2:
-        labels = results.predicted[results.readable] & (targets != UNKNOWN)
-    predicted, _ = _count_units(label_pairs(labels), units, classes)
     with_class, _ = _count_units(label_pairs(targets), units, classes)
     others = label_pairs(targets) if targets.ndim == 1 else np.nonzero(targets)  # also of unknown labels
     _, whole = _count_units(others, units, classes)
-    return np.stack([with_class, number - whole, predicted])
+    return np.stack([with_class, number - whole])
+
+
+def _units_of_predictions(results: SampleResults, units: np.ndarray) -> np.ndarray:
+    """The number of images or groups with an image that is predicted to have each class, int64 (C,).
+
+    Of several labels, half of all scores may be pairs: gigabytes, which other metrics need not take.
+    """
+    labels = results.labels[results.readable, 0]
+    if results.targets.ndim == 2:
+        labels = (results.predicted & (results.targets != UNKNOWN))[results.readable]
+    return _count_units(label_pairs(labels), units, len(results.per_class.count))[0]
 
 
 def _count_units(found: tuple[np.ndarray, ...], units: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -326,12 +332,12 @@ def _ranked_parts(results: SampleResults, metric: Metric, blocks: np.ndarray) ->
 
 
 def _limits_of_classes(
-    results: SampleResults, metric: Metric, with_class: np.ndarray, without: np.ndarray, predicted: np.ndarray
+    results: SampleResults, metric: Metric, units: np.ndarray, with_class: np.ndarray, without: np.ndarray
 ) -> tuple[float, float]:
     """The distances of a metric from its lower and upper limit that Wilson's limits of the classes alone give it.
 
     Of a mean by Zou and Donner (2008), who add the squares of the distances. 0 for a metric that is not of classes.
-    with_class, without, predicted: of `_units_of_classes`.
+    units, with_class, without: of `_units_of_classes`.
     """
     figures = results.per_class
     of_classes = {
@@ -339,10 +345,12 @@ def _limits_of_classes(
         "recall": (figures.recall, with_class),
         "min_recall": (figures.recall, with_class),
         "macro_f1": (figures.f1, with_class),
-        "precision": (np.nan_to_num(figures.precision), np.maximum(predicted, 1)),
         "mean_ap": (results.ranking.average_precision, with_class),
         "specificity": (figures.specificity, without),
     }
+    if metric.name == "precision":
+        predicted = np.maximum(_units_of_predictions(results, units), 1)
+        of_classes["precision"] = np.nan_to_num(figures.precision), predicted
     if metric.name not in of_classes:
         return 0.0, 0.0
     values, counts = of_classes[metric.name]
