@@ -92,15 +92,15 @@ class Command:
 
     @property
     def run_name(self) -> str:
-        """The name of the run's folder: of a sweep its own, else NAME, else the stem of the -cfg file, else MODEL.NAME.
+        """The name of the run's folder: NAME, else of a sweep its own, else the stem of the -cfg file, else MODEL.NAME.
 
         One of PaddleViT's files is called `.yaml`.
         """
         name = self.config.model.name
-        if self.runs:
-            name = self.runs[0].absolute().parent.name
-        elif self.config.name:
+        if self.config.name:
             name = self.config.name
+        elif self.runs:
+            name = self.runs[0].absolute().parent.name
         elif self.recipe and self.recipe.name not in (RUN_OPTIONS, ".yaml"):
             name = self.recipe.stem
         return "".join(character if character.isprintable() else "_" for character in name)[:MAX_NAME_CHARS]
@@ -156,6 +156,8 @@ def read_options(argv: tuple[str, ...], flags: argparse.Namespace, script: str) 
     if runs:
         flags.resume = str(runs[0])
     table = read_layers(flags, evaluates)
+    if runs and not table.origin("NAME").startswith("-"):  # it is of the first run
+        table.remove("NAME")
     plugin_notes = _add_plugins(table, flags.plugin)
     source = str(table.get("MODEL.NAME"))
     config, table, notes = follow_options(table)

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -140,11 +139,8 @@ def test_a_failed_start_leaves_no_folder(digits_argv, tmp_path, flags):
     assert not (tmp_path / "out").exists()
 
 
-def test_name_of_a_folder(tmp_path, monkeypatch):
+def test_name_of_a_folder(tmp_path):
     assert parse_command_line([]).run_name == "vit"
-    monkeypatch.chdir(tmp_path)
-    of_sweep = replace(parse_command_line([]), runs=(Path("LR=1"),))  # of -resume=.
-    assert of_sweep.run_name == tmp_path.name
     names = {"small.yaml": "small", "config.yaml": "vit_small", "a\tb.yaml": "a_b"}
     names[".yaml"] = "vit_small"  # PaddleViT's PiT has such a file
     for file, name in names.items():
@@ -155,6 +151,20 @@ def test_name_of_a_folder(tmp_path, monkeypatch):
     for name in ("a/b", "''", "x" * 101):
         with refused(r"NAME is .*: must be a printable name without /"):
             parse_command_line(["-opts", f"NAME={name}"])
+
+
+def test_name_of_the_evaluation_of_a_sweep(tmp_path, monkeypatch):
+    run = tmp_path / "sweep" / "SEED=1-20260101-12-00"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("{NAME: SEED=1, MODEL: {NAME: vit_small}}")
+    (run / "status.json").write_text('{"state": "finished"}')
+    (tmp_path / "sweep/sweep.json").write_text("{}")
+    monkeypatch.chdir(tmp_path / "sweep")
+    for sweep in (tmp_path / "sweep", "."):
+        argv = ["-eval", f"-resume={sweep}"]
+        assert parse_command_line(argv).run_name == "sweep"
+        assert parse_command_line([*argv, "-name=mine"]).run_name == "mine"
+        assert parse_command_line([*argv, "-opts", "NAME=mine"]).run_name == "mine"
 
 
 def test_printed_command_is_quoted_and_repeats_processes_and_device():
