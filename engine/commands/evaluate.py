@@ -74,7 +74,7 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         files = build_eval_files(config, samples, evaluator, folder)
         chooses_point = bool(evaluator.point and not evaluator.point.is_chosen)
         files.write(metrics, results, session.model, epoch=None, chooses_point=chooses_point, **about)
-        if command.runs:
+        if command.runs and not plan.images.trained:
             write_measured(command.runs, metrics.decision, config.eval.tta)
         logger.record.update(state="finished", exit_status=0)
         contents = contents_of(logger.record, config, files.values)

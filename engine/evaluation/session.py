@@ -19,6 +19,7 @@ from configs.schema.operating_point import Decision, Goal, OperatingPoint, proba
 from configs.weights import WeightsRecord
 from datasets.sources.class_names import names_of_labels
 from datasets.sources.samples import UNKNOWN, Samples
+from datasets.sources.split import hash_paths
 from datasets.transforms.device import Normalize
 from engine.checkpoint.files import find_checkpoint
 from engine.checkpoint.weights_record import weights_record
@@ -207,7 +208,9 @@ def _mean_session(
     Raises UserError: their classes or their preprocessing differ; these images trained some of them.
     """
     plan, evaluator = session.plan, session.evaluator
-    is_of_training = not command.path and plan.split != "test" and plan.record.is_of(plan.config.data)
+    is_compared = not command.path and plan.split != "test"
+    is_of_training = plan.record.is_of(plan.config.data) or plan.images.trained > 0
+    paths = hash_paths(plan.samples.names_for_split)
     members = [(evaluator, session.model)]
     for run in command.runs[1:]:
         found = find_checkpoint(str(run), context, best_first=True)
@@ -217,11 +220,11 @@ def _mean_session(
         config, record, _ = options_of_weights(command.with_weights(found.path))
         if (record.class_names, record.preprocessing) != (plan.record.class_names, plan.record.preprocessing):
             raise UserError(f"{run}: has other classes, or another preprocessing, than {command.runs[0]}")
-        if is_of_training and record.split != plan.record.split:
+        has_trained = record.split and np.isin(paths, record.split.trained).all()
+        if is_compared and record.split != plan.record.split and (is_of_training or has_trained):
             problem = f"-resume={run.parent}: the runs hold out different images, which trained the others"
-            raise UserError(
-                f"{problem}; give other images with -data_path, or run scripts/report.py for figures out of fold"
-            )
+            fix = f"python scripts/report.py {shlex.quote(str(run.parent))} has the figures out of fold"
+            raise UserError(f"{problem}; give images of other paths with -data_path; {fix}")
         built = build_eval_model(config, context, plan.purpose, record)
         own = replace(built.evaluator, class_mask=evaluator.class_mask, merged=evaluator.merged)
         members.append((own, _fast_model(built, plan)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, evaluate, read_result, refused, run_here
+from conftest import ROOT, TINY_VIT, evaluate, read_result, refused, run_here, train
 from PIL import Image
 from sklearn.datasets import load_digits
 from torch import nn
@@ -116,6 +116,25 @@ def test_what_a_mean_cannot_do_is_refused(sweep, images, tmp_path):
     (status.parent / "best.pth").unlink()  # in its first epoch
     with refused("FOLD=1.*is running"):
         run_here(f"-predict={images}", f"-resume={sweep}")
+
+
+@pytest.mark.parametrize(
+    "swept, split", [("DATA.FOLD={} DATA.FOLDS=2", "all"), ("DATA.FOLD={} DATA.FOLDS=2", "val"), ("SEED={}", "all")]
+)
+def test_a_copy_of_the_training_images_gives_no_figures_of_folds_and_no_threshold(swept, split, images, tmp_path):
+    sweep, copy = tmp_path / "sweep", shutil.copytree(images, tmp_path / "copy")
+    for number in range(2):
+        options = [*TINY_VIT, "TRAIN.NUM_EPOCHS=1", POINT, *swept.format(number).split()]
+        argv = ["-dataset=folder", f"-data_path={images}", "-batch_size=64", f"-output={tmp_path}/{number}"]
+        shutil.copytree(train([*argv, "-opts", *options]), sweep / f"RUN={number}-20260102-12-00")
+    (sweep / "sweep.json").write_text("{}")
+    argv = ["-dataset=folder", f"-data_path={copy}", f"-split={split}", f"-resume={sweep}"]
+    if "FOLD" in swept:
+        with refused("out of fold"):
+            evaluate(tmp_path / "eval", *argv)
+    else:
+        evaluate(tmp_path / "eval", *argv)
+    assert not (sweep / MEAN).exists()
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
