@@ -47,7 +47,7 @@ from utils.system import require
 from utils.tables import MAX_ROWS
 
 _KEY = "EVAL.OPERATING_POINT"
-_FOLDED_FROM = 200  # images; folding takes as long as the passes of 20 to 150 save (docs/log.md)
+_FOLDED_FROM = 200  # images; in most networks folding takes as long as 15 to 161 of them save (docs/log.md)
 
 
 @dataclass(frozen=True)
