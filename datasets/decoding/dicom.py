@@ -26,6 +26,8 @@ class Dicom(ImageFile):
         self.dataset = pydicom.dcmread(io.BytesIO(data))
         if "PixelData" not in self.dataset:
             raise ValueError("a DICOM file without pixels")
+        if self.dataset.HighBit != self.dataset.BitsStored - 1:  # pydicom reads the lower bits
+            raise ValueError("a DICOM file whose HighBit is not BitsStored - 1: save its pixels with that")
         is_grey = self.dataset.PhotometricInterpretation.startswith("MONOCHROME")
         self._mode = "L" if is_grey else "RGB"
         self.is_deep = is_grey or self.dataset.BitsStored > 8
@@ -72,7 +74,7 @@ class Dicom(ImageFile):
             if tables := dataset.get("VOILUTSequence"):
                 ends = np.array([0, (1 << tables[0].LUTDescriptor[2]) - 1])
         shares = (values - ends[0]) / (ends[1] - ends[0])
-        if kind == "MONOCHROME1":
+        if kind == "MONOCHROME1" or dataset.get("PresentationLUTShape") == "INVERSE":  # one inversion: PS3.3 C.8.11.3
             shares = 1 - shares
         return np.rint(shares.clip(0, 1) * np.iinfo(dtype).max).astype(dtype)
 

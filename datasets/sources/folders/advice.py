@@ -45,8 +45,9 @@ _MAX_FILES = 20  # in a folder; more are of single images
 _IN_NAMES = (
     *(rf"(.+){number}\.\w+$" for number in (r"_\d+", r"\.\d+", r"-\d+", r" \(?\d+\)?")),
     r"([^/\d]*[^\W\d_])\d+\.\w+$",
-    *(rf"([^/{mark}]+){mark}[^/]+$" for mark in (r"\.", "_", "-")),
+    *(rf"([^/{mark}]+){mark}[^/]+\.\w+$" for mark in (r"\.", "_", "-")),
 )
+_AFTER_FOLDER = re.compile(r"([^/]+)/\1[^/]*$")  # x_87_48/x_87_48_B01.tif
 _LABELS = re.compile(r" *[|;] *|(?<=\d)[, ]+(?=\d)")  # between several of an image
 _MAX_SHOWN = 3  # folders
 _MAX_NAMES = 4  # classes, and numbers in names of files
@@ -123,14 +124,13 @@ class TableBeside(NamedTuple):
 
     def or_folders(self, listing: ImageFiles, confirmed: Path) -> UserError:
         """The error that asks if the labels are here or the folders. confirmed: DATA_PATH with DATA.CLASS_FOLDERS."""
-        path, label = next(iter(self.labels[0].items()))
-        question = f"are the folders the classes, or is {shorten(path)} {shorten(label)}, as in {self.file}"
-        if self.held_out:
-            path, split = next(iter(self.held_out.items()))
-            question = f"are all folders for training, or is {shorten(path)} of {split}, as in {self.file}"
+        path, label = next(iter((self.held_out or self.labels[0]).items()))
+        question = f"are the folders the classes, all for training, or is {shorten(path)} {shorten(label)}"
         folders = f"-data_path={quote(str(confirmed))} -opts DATA.CLASS_FOLDERS=true trains on the folders"
         names = list_names(listing.class_names, _MAX_SHOWN)
-        return UserError(f"{listing.root}: {question}? {'; or '.join(self.advice)}; {folders}, {names}")
+        return UserError(
+            f"{listing.root}: {question}, as in {self.file}? {'; or '.join(self.advice)}; {folders}, {names}"
+        )
 
 
 def tables_beside(root: Path, folder: Path, paths: Sequence[str] | PackedStrings) -> Iterator[TableBeside]:
@@ -255,11 +255,13 @@ def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path],
     if levels.inside and set.intersection(*levels.inside.values()):  # all contain a folder of one name, as splits do
         trainings = [name for name in levels.sizes if word_in(name) == "train"]
     candidates = _candidates(root, levels, trainings, images)
-    data_sets = islice(filter(is_data_set, candidates), len(trainings) or 1)
+    data_sets = islice(filter(is_data_set, candidates), max(1, len(trainings)))
     folders = [f"give -data_path={quote(str(path))} if it is the data set" for path in data_sets]
     advice = "; or ".join([*_advise_tables(root, images), *folders])
     if all((root / f"{split}_list.txt").is_file() for split in ("train", "val")):
         advice = f"-dataset=imagenet2012 -data_path={quote(str(root))} reads its lists"
+    if word_in(root.name) == "train":  # labels of all splits
+        advice = advise_labels(given) or advice
     advice = advice or advise_labels(given) or _other_data(root)
     if len(names) > 1 and not (trainings or {*map(str.lower, names)} <= SPLIT_NAMES.keys()):
         advice += "; if each folder is a class, -opts DATA.CLASS_FOLDERS=true"
@@ -274,9 +276,16 @@ def _candidates(root: Path, levels: Levels, trainings: Sequence[str], images: Se
     nested = [name for name in names if len(levels.inside[name]) > 1]
     if len(nested) > 1 and not trainings:
         places = {os.path.splitext(path)[0].partition("/")[2] for path in images}
-        are_variants = 4 * len(places) < 3 * len(images)  # of the same images
-        nested = [name for name in nested if are_variants and not IDENTIFIER.search(name)]
-    return (root / name / levels.tops[name] for name in nested)
+        if 4 * len(places) >= 3 * len(images):  # of other images
+            return
+        nested = [name for name in nested if not IDENTIFIER.search(name)]
+    for name in nested:
+        inner = root / name / levels.tops[name]
+        yield inner
+        if len(names) == 1 and not any(map(word_in, levels.inside[name])):  # variants may be in it
+            found = FoundFiles(inner)
+            inside = found.images_in(inner)
+            yield from _candidates(inner, Levels(found.sizes), (), inside)
 
 
 def _advise_tables(root: Path, images: Sequence[str]) -> list[str]:
@@ -293,7 +302,12 @@ def notes_on_lists(root: Path, class_names: Collection[str]) -> list[Note]:
     lists = [str(path) for path in of_splits if "split" in path.stem or names_images(path, class_names)]
     notes = []
     if lists:
-        notes.append(Note("warning", f"the folders decide, not read: {', '.join(lists[:_MAX_SHOWN])}"))
+        shown = ", ".join(lists[:_MAX_SHOWN])
+        notes.append(
+            Note(
+                "warning", f"the folders decide, not read: {shown}; docs/data.md#lists-of-splits makes a table of them"
+            )
+        )
     for path in found:
         if path.suffix == ".json" and path.parent == root and '"detections"' in _text_of(path):
             text = f"{path}: boxes of animals, people and vehicles by MegaDetector, which are not the classes here"
@@ -394,4 +408,5 @@ def _expressions(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:
     for expression in _IN_NAMES:
         if all(re.search(r"[^\W\d_]", label_in(expression, path)) for path in paths):
             yield expression, -1
-    yield from ((rf"(?:^|/)(?:[^/_]+_){{{number}}}(0|[1-9]\d{{0,2}})_", -1) for number in range(4))
+    if not all(map(_AFTER_FOLDER.search, paths)):
+        yield from ((rf"(?:^|/)(?:[^/_]+_){{{number}}}(0|[1-9]\d{{0,2}})_", -1) for number in range(4))

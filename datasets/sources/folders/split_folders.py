@@ -28,7 +28,7 @@ from utils.notes import Note
 
 _PART = re.compile(
     r"(?i)(?<![a-z])(images?|imgs?|data|set|part|batch|chunk|fold|split|folder|p|pat|patient|subject|case|study|"
-    r"slide)s?(?![a-z])"
+    r"slide|plate|well|scan|series|session|item)s?(?![a-z])"
 )
 _IN_LETTER = re.compile(r"(.)/\1")
 _ALL_IMAGES = re.compile("(?i)(all|jpe?g|original|png|raw)?[ _-]*(images?|imgs?)")
@@ -67,10 +67,13 @@ def _as_lone_folder(levels: Levels, listing: ImageFiles) -> str | None:
 
 
 def _as_parts(levels: Levels, listing: ImageFiles) -> str | None:
-    """Parts of one data set, or patients, differ in a number."""
+    """Parts of one data set, patients, or items, which are more than the images in each, differ in a number."""
     stems = {re.sub(r"\d+", "", name) for name in levels.sizes}
-    if len(levels.sizes) > 1 and len(stems) == 1 and _PART.search(stems.pop()):
-        return "the folders differ in a number only, as parts of a data set or patients do"
+    if len(levels.sizes) > 1 and len(stems) == 1:
+        stem = stems.pop()
+        are_many = len(stem) > 1 and len(listing) < len(levels.sizes) ** 2  # not WordNet's n01440764
+        if are_many or _PART.search(stem):
+            return "the folders differ in a number only, as parts, patients or items (docs/data.md#labels-of-folders)"
     return None
 
 
@@ -213,7 +216,11 @@ class SplitFolders:
             bool(train.inside),
             len(words) > 1 and len(self.marked) == len(self.names),
             len(classes) > 1 and any(map(_ALL_IMAGES.fullmatch, classes)),
-            any(map(self._is_no_class, classes - {train.name})),
+            # of images without labels, or with the word of a split and words as images or set alone
+            any(
+                self.marked.get(name, _UNMARKED).word == "none" or split_of_images(name)
+                for name in classes - {train.name}
+            ),
         ]
 
     def _is_class(self, name: str) -> bool:
@@ -221,10 +228,6 @@ class SplitFolders:
         folder = self.marked.get(name, _UNMARKED)
         is_train = folder.word == "train" and len(folder.inside) > 1
         return not (folder.is_named or is_train) and has_images(self.root / name)
-
-    def _is_no_class(self, name: str) -> bool:
-        """Whether a name is of images without labels, or has the word of a split and words as images or set alone."""
-        return self.marked.get(name, _UNMARKED).word == "none" or bool(split_of_images(name))
 
     def read(self, split: str) -> ImageFiles:
         """The images of a split with the labels of the training. A class that the training lacks is an error."""
@@ -257,6 +260,10 @@ class SplitFolders:
             if table.held_out or not agrees:
                 is_same = ConfirmedFolders(self.given).folders == self.folders
                 return table.or_folders(listing, self.given if is_same else listing.root)
+        for table in tables_beside(self.root, listing.root, listing.class_names):
+            if 2 * len({*table.labels[0].values()}) <= len(listing.class_names):
+                advice = "docs/data.md#labels-of-folders makes a table of images"
+                return table._replace(advice=[advice]).or_folders(listing, self.given)
         return None
 
     def _wrong_level(self, listing: ImageFiles) -> str | None:

@@ -52,6 +52,10 @@ CT = (VALUES.astype(np.int16) - 1000, {"RescaleSlope": 2, "RescaleIntercept": -2
 CASES = {
     "range of 12 bits": (VALUES, {}, VALUES / 4095),
     "MONOCHROME1": (VALUES, {"kind": "MONOCHROME1"}, 1 - VALUES / 4095),
+    "INVERSE": (VALUES, {"PresentationLUTShape": "INVERSE"}, 1 - VALUES / 4095),
+    "MONOCHROME1 and INVERSE, which are one": (
+        VALUES, {"kind": "MONOCHROME1", "PresentationLUTShape": "INVERSE"}, 1 - VALUES / 4095,
+    ),
     "window": (VALUES, {"WindowCenter": 900, "WindowWidth": 700}, window(VALUES, 900, 700)),
     "Hounsfield units": (
         CT[0], {"bits": 16, "WindowCenter": [40, 9], "WindowWidth": [400, 9]} | CT[1],
@@ -95,6 +99,8 @@ def test_files_that_are_refused_have_their_reason(monkeypatch):
         decode_image(lossless, 1)
     with refused("without pixels"):
         decode_image(dicom(VALUES).replace(b"\xe0\x7f\x10\x00", b"\xe1\x7f\x10\x00"), 1)
+    with refused("HighBit"):
+        decode_image(dicom(VALUES << 4, HighBit=15), 1)
     with refused("9300 x 9300 pixels, more than DATA"):
         decode_image(dicom(VALUES, Rows=9300, Columns=9300), 1)
     monkeypatch.setattr("datasets.decoding.images.is_installed", lambda name: name != "pydicom")

@@ -1,10 +1,11 @@
 """Data sets as they are published: the reading is the published one, or a line whose commands, typed, give it."""
 
 import json
+import re
 
 import pytest
-from conftest import each_row, line_of, told
-from source_helpers import classes_of, expand, options, read_splits, tree, typed
+from conftest import ROOT, each_row, line_of, told
+from source_helpers import classes_of, expand, groups_apart, options, read_splits, tree, typed
 
 from utils.errors import UserError
 
@@ -99,6 +100,12 @@ TREES = """
 name | parts | labels
 MIMIC-CXR | files/p10/p10000{1,2,3,4}/s5{1,2} |
 Camelyon17 | patches/patient_00{1,2,3,4}_node_0 |
+BigEarthNet | {S2_1_45/S2_1_45,S2_2_46/S2_2_46,S2_3_47/S2_3_47,S2_4_48/S2_4_48}_{B01,B02,B8A}.jpg |
+KolektorSDD | kos{01,02,03,04,05,06,07,08,09}/{Part0,Part1}{,_label}.jpg |
+RxRx1 | Plate{1,2,3,4}/{B02,B03}_s{1,2}_w{1,2,3}.png |
+RxRx1, all | HEPG2-{01,02,03,04,05}/Plate{1,2}/{B02,B03}_s1_w{1,2}.png |
+NEU-DET | {train,validation}/images/{crazing,scratches} | crazing scratches
+NEU-DET, unzipped | N/{train,validation}/images/{crazing,scratches} | crazing scratches
 SUN397 | {a/abbey,a/apse/indoor,b/bar,c/church/indoor,c/church/out} | abbey apse/indoor bar church/indoor church/out
 """
 
@@ -110,6 +117,8 @@ def test_no_command_trains_on_patients_or_letters(name, parts, labels, tmp_path)
     ways = [one for one in typed(line_of(read_splits, given), given) if not one.dataset.startswith("torchvision")]
     read = [read_splits(one)[0].class_names for one in ways if not one.class_folders]
     assert read == ([labels.split()] if labels else [])
+    if name.startswith("NEU"):
+        assert [*map(len, read_splits(ways[0]))] == [8, 8]
 
 
 PARTS = ["train", "train", "train", "validate", "id_test", "test"]
@@ -174,3 +183,67 @@ def test_official_splits_by_number_are_named(tmp_path):
         **{"train_test_split.txt": ("", lambda n: f"{n} 1")},
     )
     assert told(read_splits(options(tmp_path, dataset="folder"))[0].notes, "train_test_split.txt", "warning")
+
+
+def code_of(heading):
+    return re.search(
+        rf"### {heading}\n[^`]*(?:`[^`]+`[^`]*)*```python\n(.*?)```", (ROOT / "docs/data.md").read_text(), re.S
+    )[1]
+
+
+SLIDES = [f"TCGA-{name}" for name in ("A1", "3F", "XX", "B7", "Q0", "9Z")]
+
+
+@pytest.mark.parametrize("place", [".", "tiles"])
+def test_a_table_of_slides_beside_their_folders_is_a_question(place, tmp_path, monkeypatch):
+    """TCGA: the code of the docs gives the tiles of a slide its label, and they stay in one split."""
+    monkeypatch.chdir(tmp_path)
+    tree(tmp_path / "DIR" / place, *(f"{slide}/{n}.png" for slide in SLIDES for n in range(4)))
+    rows = [f"P{n},{slide},{KINDS[n % 2]}" for n, slide in enumerate(SLIDES)]
+    (tmp_path / "DIR/labels.csv").write_text("\n".join(["case_id,slide_id,label", *rows]))
+    given = options(tmp_path / "DIR" / place, dataset="folder")
+    message = line_of(read_splits, given)
+    assert "labels.csv" in message
+    assert "docs/data.md#labels-of-folders" in message
+    (folders,) = typed(message, given)
+    assert read_splits(folders)[0].class_names == sorted(SLIDES)
+    if place == ".":
+        exec(code_of("Labels of folders"), {})
+        splits = read_splits(options(tmp_path / "DIR/images.csv", groups="slide"))
+        groups_apart(*splits)
+        expected = {f"{slide}/{n}.png": KINDS[place % 2] for place, slide in enumerate(SLIDES) for n in range(4)}
+        assert classes_of(*splits) == expected
+
+
+@pytest.mark.parametrize("names", [["tench", "shark", "crane"], ["bird", "fish", "crab"]])
+def test_names_of_the_folders_in_a_table_are_no_question(names, tmp_path):
+    tree(tmp_path, "n01440764", "n01484850", "n02012849")
+    rows = zip(("n01440764", "n01484850", "n02012849"), names, strict=True)
+    (tmp_path / "words.csv").write_text("\n".join(["wnid,label", *map(",".join, rows)]))
+    assert len(read_splits(options(tmp_path, dataset="folder"))[0].class_names) == 3
+
+
+def test_numbered_classes_of_more_images_train(tmp_path):
+    tree(tmp_path, "class{1,2,3,4}/img_{1,2,3,4,5}.jpg")
+    assert len(read_splits(options(tmp_path, dataset="folder"))[0].class_names) == 4
+
+
+def test_variants_in_one_folder_are_a_choice_of_one(tmp_path):
+    """PlantVillage: three variants of each leaf would be on both sides of a split."""
+    tree(tmp_path, "raw/{color,grayscale,segmented}/{apple,corn}")
+    given = options(tmp_path, dataset="folder")
+    (one,) = typed(line_of(read_splits, given), given)
+    assert [*map(len, read_splits(one))] == [6, 2]
+
+
+def test_lists_of_splits_become_a_table(tmp_path, monkeypatch):
+    """Food-101: the code of the docs keeps the official test images."""
+    monkeypatch.chdir(tmp_path)
+    tree(tmp_path / "DIR", "images/{apple_pie,waffles}/{0,1,2,3}.jpg", "meta/")
+    for split, numbers in (("train", "012"), ("test", "3")):
+        lines = [f"{label}/{n}" for label in ("apple_pie", "waffles") for n in numbers]
+        (tmp_path / f"DIR/meta/{split}.txt").write_text("\n".join(lines))
+    assert told(read_splits(options(tmp_path / "DIR/images"))[0].notes, "docs/data.md#lists-of-splits", "warning")
+    exec(code_of("Lists of splits"), {})
+    *_, test = read_splits(options(tmp_path / "DIR/images.csv"))
+    assert classes_of(test) == {f"images/{label}/3.jpg": label for label in ("apple_pie", "waffles")}

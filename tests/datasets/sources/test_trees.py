@@ -88,7 +88,7 @@ no training | {validation,test}/{a,b} |  |
 other classes in val | train/{cat,dog} val/{Cat,Dog} | train |
 test alone | test/{cat,dog} | test |
 flat splits | {train,val} |  |
-wrong folder | {train,val}/Dataset/{a,b} | train/Dataset |
+wrong folder | {train,val}/Dataset/{a,b} |  | DATA.LABELS=^[^/]+/[^/]+/([^/]+)/
 COVID-19 Radiography | {COVID,Normal}/{images,masks} list.xlsx! |  | ALL
 CIFAR-10 | data_batch_1! test_batch! |  | torchvision/NAME
 images and masks | images masks |  | ALL
