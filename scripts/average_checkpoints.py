@@ -82,9 +82,8 @@ def add_to_mean(mean: State, state: State, count: int) -> None:
 
     Integers, such as counters, stay. A tensor with several names, as in CoaT, is averaged once.
     """
-    names = {tensor.data_ptr(): name for name, tensor in mean.items()}
-    for name in names.values():
-        tensor = mean[name]
+    by_place = {tensor.data_ptr(): (name, tensor) for name, tensor in mean.items()}
+    for name, tensor in by_place.values():
         if tensor.is_floating_point():
             tensor.copy_(tensor.double().lerp(state[name].to(tensor).double(), 1 / (count + 1)))
 

@@ -33,13 +33,13 @@ def to_float(text: str | float | None) -> float | None:
     return None
 
 
-def safe_cell(text: str) -> str:
+def safe_cell(value: object) -> str:
     """A cell with text from outside, such as a file name: on one line, and never a formula of a spreadsheet.
 
     A text that begins with a character of `_FORMULA` gets an apostrophe in front, which spreadsheets do not show
     (OWASP, CSV injection), unless it is a number. Control characters, line breaks and invalid UTF-8 are escaped.
     """
-    text = on_one_line(text)
+    text = on_one_line(value)
     is_formula = text.startswith(_FORMULA) and not _NUMBER.fullmatch(text)
     return f"'{text}" if is_formula else text
 

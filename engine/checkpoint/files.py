@@ -310,7 +310,7 @@ def _is_consistent(state: dict[str, Any]) -> bool:
 
 
 def _is_best(entry: dict[str, Any] | None) -> bool:
-    """Returns whether `best_entry` of `engine.training.snapshot` can have made the entry."""
+    """Returns whether a trainer can have made the entry."""
     if entry is None:
         return True
     # an earlier version had fewer metrics

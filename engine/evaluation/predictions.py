@@ -174,7 +174,7 @@ class Predictions:
         most, comma, last = self._of_all_classes(labels, probabilities).rpartition(",")
         self._starts.writerow([safe_cell(path)])
         self._table.write(most + comma)
-        self._rows.writerow([last, *(safe_cell(str(text)) for text in texts.values())])
+        self._rows.writerow([last, *map(safe_cell, texts.values())])
 
     def _of_all_classes(self, labels: np.ndarray, probabilities: np.ndarray) -> str:
         """The probability of each class, in the order of the labels."""
@@ -319,11 +319,11 @@ class Predictions:
         names = self._class_names
         if not self._options.top_k:
             wide = [""] * len(names) if error else self._of_all_classes(labels, probabilities).split(",")
-            return [safe_cell(path), *wide, *(safe_cell(str(text)) for text in texts.values())]
+            return [safe_cell(path), *wide, *map(safe_cell, texts.values())]
         ranked = zip(labels[:num_ranks].tolist(), probabilities[:num_ranks].tolist(), strict=True)
         cells = [cell for label, value in ranked for cell in (safe_cell(names[label]), f"{value:.6f}")]
         cells += [""] * (2 * num_ranks - len(cells))
-        return [safe_cell(path), *cells, *(safe_cell(str(text)) for text in texts.values()), safe_cell(error or "")]
+        return [safe_cell(path), *cells, *map(safe_cell, texts.values()), safe_cell(error or "")]
 
     def table(self) -> str:
         """The first predictions, and as many later errors, for a terminal: at most three ranks, or eight columns."""

@@ -179,12 +179,11 @@ def rank_outside_blocks(values: np.ndarray, is_own: np.ndarray, ends: np.ndarray
         counts[index, 1] = block.searchsorted(own, "right")
         counts[index, 2] = own[block_of == index].searchsorted(own)
     total = counts.sum(0)
-    starts = np.append(0, ends[:-1])
     figures = np.zeros((2, number))
     for part in np.array_split(np.arange(number), min(number, -(-counts.size // _CELLS))):  # for a bounded memory
         below, up_to, own_below = np.moveaxis(total - counts[part], 1, 0)
         is_used = block_of != part[:, None]
-        sizes = len(values) - (ends - starts)[part]
+        sizes = len(values) - np.diff(ends, prepend=0)[part]
         figures[:, part] = figures_of(below, up_to, own_below, is_used, sizes)
     return figures
 

@@ -141,16 +141,15 @@ class RunContents:
         """The images of the result: validation, training or test; '' if `-eval` knows no split."""
         return self.evaluation.split if self.is_evaluation else SPLITS["val"]
 
-    @property
-    def earlier_epoch(self) -> str:
-        """'epoch 12' if the files of the evaluation are of this epoch, and a later one is better: there was no time."""
-        epoch = self.evaluation.values.get("epoch")
+    def earlier_epoch(self, evaluation: Evaluation) -> str:
+        """'epoch 12' if the files of an evaluation are of this epoch, and a later one is better: there was no time."""
+        epoch = evaluation.values.get("epoch")
         return f"epoch {epoch}" if self.best and epoch not in (None, self.best[0]) else ""
 
     @property
     def evaluated(self) -> str:
         """'validation' or 'epoch 12 validation': the images of the files of the evaluation."""
-        return f"{self.earlier_epoch} {self.split}".strip()
+        return f"{self.earlier_epoch(self.evaluation)} {self.split}".strip()
 
     @property
     def latest(self) -> tuple[Evaluation, str]:

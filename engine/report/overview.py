@@ -98,9 +98,7 @@ def interval_text(limits: Sequence[float] | None) -> str:
 
 def interval_of(run: RunContents, evaluation: Evaluation) -> str:
     """The interval of the metric that decides, or why there is none; '' for files of an earlier epoch than the best."""
-    if run.best and evaluation.values.get("epoch") not in (None, run.best[0]):
-        return ""
-    return _interval_in(evaluation.values)
+    return "" if run.earlier_epoch(evaluation) else _interval_in(evaluation.values)
 
 
 def _interval_in(values: Mapping[str, Any], key: str = "interval") -> str:

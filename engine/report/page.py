@@ -52,7 +52,8 @@ def run_page(run: RunContents, is_shared: bool = False) -> str:
     differing = differing_from_defaults(run.options)
     pictures = (run.folder / SUSPECTS).parent / PICTURES
     suspects = [(row, pictures / f"{suspect_picture(row['split'], row['path'])}.jpg") for row in run.suspects]
-    of_epoch = f" of {run.earlier_epoch}" if run.earlier_epoch else ""
+    epoch = run.earlier_epoch(run.evaluation)
+    of_epoch = epoch and f" of {epoch}"
     values = {
         "run": run,
         "status": status,
@@ -74,21 +75,21 @@ def _views(evaluations: Mapping[str, Evaluation], is_multi_label: bool) -> list[
     found = dict[str, Evaluation]()
     for title, evaluation in evaluations.items():
         found |= {title: evaluation, f"{title} by group": evaluation.groups}
-    return [_view(evaluation, title, is_multi_label) for title, evaluation in found.items() if evaluation]
-
-
-def _view(evaluation: Evaluation, title: str, is_multi_label: bool) -> dict[str, Any]:
-    return {
-        "of": title,
-        "evaluation": evaluation,
-        "is_multi_label": is_multi_label,
-        "gallery": tables.gallery_of(evaluation),
-        "confusion": evaluation.values.get("confusion"),
-        "pairs": evaluation.rows("confused_pairs", "true", "predicted", "count", "share")[:20],
-        "reliability": charts.accuracy_by("confidence", evaluation.rows("calibration"), title, charts.CALIBRATED),
-        "coverage": charts.accuracy_by("coverage", evaluation.rows("coverage"), title),
-        "curves": charts.roc_and_precision(evaluation.rows("curves", "class"), title),
-    }
+    return [
+        {
+            "of": title,
+            "evaluation": evaluation,
+            "is_multi_label": is_multi_label,
+            "gallery": tables.gallery_of(evaluation),
+            "confusion": evaluation.values.get("confusion"),
+            "pairs": evaluation.rows("confused_pairs", "true", "predicted", "count", "share")[:20],
+            "reliability": charts.accuracy_by("confidence", evaluation.rows("calibration"), title, charts.CALIBRATED),
+            "coverage": charts.accuracy_by("coverage", evaluation.rows("coverage"), title),
+            "curves": charts.roc_and_precision(evaluation.rows("curves", "class"), title),
+        }
+        for title, evaluation in found.items()
+        if evaluation
+    ]
 
 
 def _first_matrix(views: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

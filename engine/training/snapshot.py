@@ -18,7 +18,7 @@ from configs.schema.operating_point import UNDECIDED, Decision
 from engine.checkpoint.files import LARGE, FoundCheckpoint, find_best
 from engine.checkpoint.run_folder import AVERAGE, BEST
 from engine.checkpoint.weights_record import ENTRY, decision_to_entries, read_decision
-from engine.progress import EpochProgress, Metrics, Observer, TrainClock
+from engine.progress import EpochProgress, Observer, TrainClock
 from engine.run.cost import count_parameters
 from engine.run.log import RunLogger
 from engine.training.optimizer import set_lr, zero_momentum
@@ -79,8 +79,8 @@ class RunPosition:
     """The position of a run, and its results so far.
 
     config: the completed options.
-    best: the best evaluation, as the entry `best` of a checkpoint has it (`best_entry`); None if there is none, or if
-        no checkpoint has its weights.
+    best: the best evaluation: the metrics by name, None if not finite, and the epoch, which counts from 1; None if
+        there is none, or if no checkpoint has its weights.
     best_is_unsaved: the run was killed after it saved this position and before it wrote `best.pth`.
     best_path: the checkpoint of a resumed run with the weights of `best`.
     decision: of the latest evaluation.
@@ -109,11 +109,6 @@ class RunPosition:
         if epochs_done == self.config.train.num_epochs:
             return True
         return not self.progress.done_steps and self.stops_early(epochs_done)
-
-
-def best_entry(metrics: Metrics, epoch: int) -> dict[str, Any]:
-    """The metrics by name, None if not finite, and the epoch, which counts from 1."""
-    return {"epoch": epoch} | metrics.known
 
 
 def take_snapshot(

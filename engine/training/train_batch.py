@@ -3,12 +3,14 @@
 import math
 from collections.abc import Sequence
 from typing import Any
-from unicodedata import combining, normalize
+from unicodedata import combining
+from unicodedata import normalize as decompose
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from datasets.batch import is_padding
+from datasets.transforms.device import Normalize
 from engine.evaluation.files import save_picture, to_picture
 from engine.progress import EpochProgress, Observer
 from engine.run.record import TRAIN_BATCH
@@ -41,10 +43,10 @@ class TrainBatch(Observer):
             return
         images, targets = self._kept
         self._kept = []
-        data = self._plan.config.data
         font = ImageFont.load_default(_FONT)
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.imagenet_mean, data.imagenet_std))
-        pixels = (255 * (images.float() * std + mean)).round().nan_to_num(0).clamp(0, 255).to(torch.uint8)
+        normalize = Normalize(self._plan.config.data)
+        values = (images.float() - normalize.offset) / normalize.factor
+        pixels = values.round().nan_to_num(0).clamp(0, 255).to(torch.uint8)
         is_sample = ~is_padding(targets)  # other positions of the batch are left out
         texts = [target_text(target, self._plan.class_names) for target in targets[is_sample]]
         width, height = _SIDE + _GAP, _SIDE + _GAP + _LINE * max((text.count("\n") + 1 for text in texts), default=0)
@@ -77,6 +79,6 @@ def target_text(target: torch.Tensor, names: Sequence[str] | None) -> str:
 
 def _in_ascii(name: str) -> str:
     """The name without accents, since Pillow's font has only ASCII: 'Hute' of 'Hüte'; '' of another script."""
-    letters = normalize("NFKD", name.translate(_LETTERS))  # which decomposes none of these
+    letters = decompose("NFKD", name.translate(_LETTERS))  # which decomposes none of these
     plain = "".join(letter for letter in letters if not combining(letter))
     return plain if plain.isascii() else ""

@@ -32,7 +32,7 @@ from engine.training.minutes import plan_again
 from engine.training.optimizer import UntrainedParameters
 from engine.training.outputs import RunOutputs, RunReport
 from engine.training.session import Session
-from engine.training.snapshot import FAIL, PeftFolder, SaveTrigger, best_entry, take_snapshot
+from engine.training.snapshot import FAIL, PeftFolder, SaveTrigger, take_snapshot
 from engine.training.step import NonFiniteGradients, train_steps
 from engine.training.train_batch import TrainBatch
 from utils.distributed import RankExchange, broadcast_object, call_on_main
@@ -314,7 +314,7 @@ class Trainer:
         self.record.set_result(samples=metrics.samples)
         position.decision = metrics.decision
         if is_best:
-            position.best = best_entry(metrics, epochs_done)
+            position.best = {"epoch": epochs_done} | metrics.known
         # The main process alone draws attention maps, and a sharded model needs all ranks in each pass.
         drawn = None if state.strategy.is_sharded else model
         evaluated = Evaluated(drawn, metrics, results, epochs_done, raw, is_best)
