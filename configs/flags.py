@@ -358,9 +358,10 @@ def _refuse_flags_beside(command: str, arguments: argparse.Namespace) -> None:
     if given[command] == "":
         raise UserError(f"-{command}: the path is empty; give an image, a folder or a list, or remove the '='")
     others = {"predict", "eval", "profile"} - {command}
+    path = ""
     if given[command] is not True:
         others |= {"split", "dataset", "data_path"}
-    path = "" if given[command] is True else f" {given[command]}"
+        path = f" {given[command]}"
     for name in sorted(others):
         if given[name] not in (None, False):
             raise UserError(f"-{command}{path} and -{name} exclude each other; remove one of them")

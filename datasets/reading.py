@@ -189,12 +189,11 @@ def check_rows(rows: Rows, wanted: Wanted, context: ProcessContext) -> Rows:
         fitting = samples.with_columns(num_classes) if data.multi_label else samples
         splits[split] = fitting.changed(decoding=decoding)
         if data.multi_label:
-            notes += notes_on_unknown(fitting, split)
+            notes += notes_on_unknown(fitting, split, "log" if notes else "screen")
         if not (rows.findings and changes_labels):
             findings += find_invalid_labels(fitting, split, num_classes)
         if not wanted.predicts:
             findings += find_problems(splits[split], split, data, context, trains=wanted.trains)
-    notes[:1] = [replace(note, kind="screen") for note in notes[:1]]  # of the first split
     return replace(rows, splits=splits, findings=tuple(findings)).noted(*notes)
 
 

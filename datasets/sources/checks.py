@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import sha256
 from itertools import chain
+from typing import Literal
 
 import numpy as np
 
@@ -80,13 +81,13 @@ def find_problems(
     return findings
 
 
-def notes_on_unknown(samples: Samples, split: str) -> list[Note]:
+def notes_on_unknown(samples: Samples, split: str, kind: Literal["screen", "log"]) -> list[Note]:
     """The number of images of which each label is unknown."""
     counts = np.count_nonzero(np.atleast_2d(samples.targets) == UNKNOWN, axis=0)
     names = names_of_labels(samples, len(counts))
     shown = [f"{shorten(names[label])} {counts[label]}" for label in np.flatnonzero(counts).tolist()]
     text = f"labels of {split} that are unknown, of {len(samples)} images, and count in no loss and figure"
-    return [Note("log", f"{text}: {', '.join(shown)}")] if shown else []
+    return [Note(kind, f"{text}: {', '.join(shown)}")] if shown else []
 
 
 def _find_short_batch(number: int, data: Data, ranks: int) -> list[str]:

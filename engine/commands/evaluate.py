@@ -48,7 +48,7 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     seconds = time.perf_counter() - started
     write_images({plan.split: samples}, folder, config.model.pretrained, True, config.data, context, logger)
     precision = evaluator.precision.name
-    lost = classes_without_images(results, samples.targets, samples.class_names) if results else []
+    lost = classes_without_images(results, samples)
     classes = config.model.num_logits
     log_validation(logger, _title(plan), metrics, classes, len(samples), seconds, plan.title, precision, lost)
 

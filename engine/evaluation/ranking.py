@@ -96,8 +96,8 @@ def rank_samples(targets: np.ndarray, scores: np.ndarray, rows: np.ndarray | Non
         own_below = own.searchsorted(own)
         up_to = every.searchsorted(own, "right")
         used = np.ones((1, positives), bool)
-        shares = figures_of(below[None], up_to[None], own_below[None], used, np.array([len(every)]))
-        precision[label], auroc[label] = (share[0] for share in shares)
+        figures = figures_of(below[None], up_to[None], own_below[None], used, np.array([len(every)]))
+        precision[label], auroc[label] = figures[:, 0]
         # A threshold is the score of a positive sample: samples with equal scores are selected together.
         f1 = (positives - own_below) / (len(every) - below + positives)
         best = positives - 1 - np.argmax(f1[::-1])  # of equal ones the highest threshold
@@ -139,8 +139,8 @@ def to_finite(scores: np.ndarray) -> np.ndarray:
 
 def figures_of(
     below: np.ndarray, up_to: np.ndarray, own_below: np.ndarray, is_used: np.ndarray, numbers: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Average precision and AUROC of a class in percent, NaN if undefined.
+) -> np.ndarray:
+    """Average precision and AUROC of a class in percent, NaN if undefined: float64 (2, rows).
 
     Each row is of some of the samples, `numbers` (rows,); a column is one of the class, in the order of their scores.
 
@@ -155,7 +155,7 @@ def figures_of(
     # Twice the sum of the ranks of the positive samples: Mann and Whitney, 1947
     doubled = np.sum(below + up_to + 1, 1, where=is_used) - positives * (positives + 1)
     auroc = divide(doubled, 2 * positives * negatives)
-    return 100 * divide(precision.sum(1), positives), 100 * auroc
+    return 100 * np.stack([divide(precision.sum(1), positives), auroc])
 
 
 def rank_outside_blocks(values: np.ndarray, is_own: np.ndarray, ends: np.ndarray) -> np.ndarray:

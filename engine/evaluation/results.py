@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from configs.schema.operating_point import UNDECIDED, Decision, OperatingPoint
 from datasets.batch import PADDING, is_padding
-from datasets.sources.samples import UNKNOWN
+from datasets.sources.samples import UNKNOWN, Samples
 from engine.evaluation.calibration import Calibration, calibration, choose_temperature, temper
 from engine.evaluation.ranking import (
     RankingFigures,
@@ -424,11 +424,12 @@ def mean_f1(true: Any, predicted: Any, hits: Any) -> float:
     return 200 * mean_defined(np.atleast_1d(hits / np.maximum(true + predicted, 1)))
 
 
-def classes_without_images(results: SampleResults, targets: np.ndarray, names: Sequence[str]) -> list[str]:
-    """The classes of these samples (N,) of which none could be read; with several labels per image none."""
-    if targets.ndim > 1:
+def classes_without_images(results: SampleResults | None, samples: Samples) -> list[str]:
+    """The classes of whose samples none could be read; none without results, and with several labels per image."""
+    targets = samples.targets
+    if not results or targets.ndim > 1:
         return []
-    return [names[label] for label in np.setdiff1d(targets, targets[results.readable])]
+    return [samples.class_names[label] for label in np.setdiff1d(targets, targets[results.readable])]
 
 
 def name_of_target(target: np.ndarray, names: Sequence[str]) -> str:

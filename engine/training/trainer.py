@@ -335,7 +335,7 @@ class Trainer:
             self._evaluation_seconds = time.perf_counter() - started
         seconds = time.perf_counter() - started
         val = self.plan.val
-        lost = classes_without_images(results, val.targets, val.class_names) if results else []
+        lost = classes_without_images(results, val)
         log_validation(self.logger, title, metrics, self.config.model.num_logits, len(val), seconds, lost=lost)
         if not math.isfinite(metrics.score) and self.position.best is None:
             name = f"EVAL.BEST_METRIC {metrics.best}"

@@ -124,7 +124,7 @@ def arrays(folder: Path) -> Call:
     results = results_of_scores((scores > 0).astype(np.int8), scores)
     names = [f"train/class_{index % 2}/image_of_a_camera_{index:06d}.jpg" for index in range(len(scores))]
     tables = ResultTables(folder, ["a", "b"], names.__getitem__)
-    return lambda: tables._write_arrays("scores.npz", results, scores=scores)
+    return lambda: tables._write_array("scores", scores, results)
 
 
 def meetings(folder: Path) -> Call:
