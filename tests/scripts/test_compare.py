@@ -168,7 +168,7 @@ def test_new_data_are_compared_without_the_images_that_a_model_was_trained_on(gr
 
 
 def test_labels_that_new_has_corrected_are_corrected_as_the_line_says(grown, tmp_path, capsys):
-    data, old, new, _ = grown
+    _, old, new, _ = grown
     wrong = next(name for name in sorted(held_out_by(old)) if "class0" in name)
     table = tmp_path / "checked labels.csv"
     table.write_text(f"path,correction\n{wrong},class1\n")

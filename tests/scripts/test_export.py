@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,7 @@ from scripts.exporting import files, formats
 from scripts.exporting.run import _PROGRAMS, Reference, make_reference, replaced
 from scripts.exporting.run import export as write_export
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
+from tests.datasets.photo import png16, tiff16
 from utils.errors import UserError
 from utils.files import read_json, tensor_bytes
 from utils.tables import read_rows
@@ -342,9 +344,14 @@ def test_the_pixels_of_the_client_are_the_pixels_of_an_evaluation(resize, size, 
             expected = eval_crop(data, open_image(file.read_bytes(), 3, str), random.Random())
             (pixels,) = names["preprocess"](file, values)
             assert np.array_equal(np.rint(255 * (pixels + np.float32(mean)[:, None, None])), expected.numpy())
-    Image.fromarray(np.full((9, 9), 4095, np.uint16)).save(file)
+    encoders = png16, tiff16, partial(tiff16, compression=8), partial(tiff16, is_planar=True)
+    Image.fromarray(np.full((9, 9), 4095, np.uint16)).save(gray := tmp_path / "gray.png")
     with pytest.raises(ValueError, match="more than 8 bits"):
-        names["preprocess"](file, values)
+        names["preprocess"](gray, values)
+    for encode, channels in itertools.product(encoders, (3, 4)):
+        file.write_bytes(encode(np.full((9, 9, channels), 4095)))
+        with pytest.raises(ValueError, match="more than 8 bits"):
+            names["preprocess"](file, values)
 
 
 @pytest.mark.slow
