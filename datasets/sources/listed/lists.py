@@ -3,6 +3,7 @@
 Legend: N images, C classes.
 """
 
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -392,7 +393,7 @@ def _with_repeated(listing: ImageFiles, kind: str) -> ImageFiles:
         elif targets.ndim == 2:
             targets[first] = targets[[first, *others]].max(0)
             joined += others
-        else:
+        elif os.path.isfile(listing.root / path):  # else the paths are wrong
             for index in np.compress(differs, others).tolist():
                 text = f"{listing.file}:{lines[index]}: {shorten(path)} has another label in line {lines[first]}"
                 listing.findings.append(f"{text}; {fix}")

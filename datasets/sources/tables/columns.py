@@ -27,6 +27,7 @@ from utils.notes import Note
 
 _MAX_DISTINCT = 30  # values of a column that are compared
 _MAX_TRIED = 200  # rows that show the folder
+_MAX_PLACES = 20  # folders beside a table
 # Names of columns, in lower case without signs; names of the second kind count if there is none of the first kind.
 _PATHS = (
     re.compile("(image|img|file|rel|relative)*paths?|(image|img|file)+names?|(image|img)*files?|images?|imgs?"),
@@ -174,7 +175,7 @@ def likely_columns(
     paths = _path_columns(header, values, stems)
     if not paths or not _OF_THIS_PROGRAM.isdisjoint(header):
         return [], False
-    path = _with_folder(table, paths[0])
+    path = with_folder(table, paths[0])
     others = [name for name in names or header if name != paths[0] and not _has_objects(values[name])]
     rest = [name for name in others if not _NO_LABEL.fullmatch(_plain(name))]
     several = [name for name in rest if len(values[name]) > 1]
@@ -195,12 +196,17 @@ def _columns_of_cells(names: list[str], values: Values) -> list[str]:
     return found if len(found) + (found == names) > 2 else []
 
 
-def _with_folder(table: Table, name: str) -> str:
-    """The column of paths; after the column of folders in which the images are, as RelativePath/File of Timelapse."""
+def with_folder(table: Table, name: str) -> str:
+    """The column of paths; after the column of folders in which the images are, as RelativePath/File of Timelapse.
+
+    These folders are beside the table, or in a folder beside it.
+    """
+    root = table.file.parent
+    places = [root, *islice(root.glob("*/"), _MAX_PLACES)]
     for _, cells in islice(table, _MAX_TRIED):
         for folder in filter(cells.get, table.header):
-            path = f"{table.file.parent}/{cells[folder]}/{cells[name]}".replace("\\", "/")
-            if folder and os.path.isfile(path):
+            path = f"{cells[folder]}/{cells[name]}".replace("\\", "/")
+            if folder and any(os.path.isfile(f"{place}/{path}") for place in places):
                 return f"{folder}/{name}"
     return name
 

@@ -17,8 +17,8 @@ from datasets.sources.listing import list_directory
 from datasets.sources.path_words import MASK, label_in, split_of, split_of_images, word_in
 from datasets.sources.samples import ImageFiles, listing_arrays, spread
 from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
-from datasets.sources.tables.cells import NO_LABELS, refuse_unread
-from datasets.sources.tables.columns import find_layout
+from datasets.sources.tables.cells import NO_LABELS, columns_option, refuse_unread
+from datasets.sources.tables.columns import find_layout, with_folder
 from datasets.sources.tables.files import Table
 from datasets.sources.tables.joins import open_for
 from utils.errors import Finding, UserError, raise_problems
@@ -134,8 +134,7 @@ def table_rows(table: Table, data: Data, split: str | None = None, others: Seque
     """
     predicts = bool(others)
     layout = find_layout(table, data, predicts)
-    paths = table.column(layout.path)
-    place = _find_images(table.file, paths, table.root or data.image_root, others)
+    place = _find_images(table, layout.path, data, others)
     rows = Rows(table.file, *place, anywhere=predicts or table.root is not None)
     rows.labels = data.labels
     rows.notes[:0] = table.notes
@@ -164,17 +163,20 @@ def table_rows(table: Table, data: Data, split: str | None = None, others: Seque
 
 
 def _find_images(
-    file: Path, paths: Iterable[str], given: str | Path | None, others: Sequence[Path]
+    table: Table, column: str, data: Data, others: Sequence[Path]
 ) -> tuple[Path, Mapping[str, str], list[Note]]:
     """The folder of the paths of a table, the path in it of each name if they are in several folders, and notes.
 
-    It is the `given` one, else the first of these with one of the paths as a file: the table's folder; the one around
+    It is the given one, else the first of these with one of the paths as a file: the table's folder; the one around
     it; the split's folder in it (train/ or train_images/ of train.csv); `others`; the only folder in it with an image,
     apart from other splits and masks; several of these, where names are unique.
+    Raises UserError: the paths are in two columns.
     """
+    given = table.root or data.image_root
     if given:
         return Path(given), {}, []
-    paths = iter(paths)
+    file = table.file
+    paths = table.column(column)
     root = file.parent
     listed = list[str]()
     sample = []
@@ -197,6 +199,10 @@ def _find_images(
     by_name = _paths_of_names(root, files) if is_complete else {}
     if sample and all(os.path.basename(path.replace("\\", "/")) in by_name for path in sample):
         return root, by_name, [Note("log", f"{file}: the images are in {root}, found by their names")]
+    in_columns = with_folder(table, column)
+    if in_columns != column:
+        problem = f"{file}: {shorten(sample[0])} is no file, but paths of two columns are"
+        raise UserError(f"{problem}; -opts {columns_option(data, {'path': in_columns})}")
     text = f"no image of {file} is found in {root}, nor by a unique name in its folders; set DATA.IMAGE_ROOT"
     return file.parent, {}, [Note("warning", text)]
 

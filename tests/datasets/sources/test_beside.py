@@ -181,6 +181,18 @@ def test_each_column_that_may_be_the_label_is_in_the_question(tmp_path):
     assert len(read_splits(of_folders)[0].class_names) == 3
 
 
+@pytest.mark.parametrize("given", ["", "images", "labels.csv"])
+def test_names_that_recur_in_each_folder_are_found_by_two_columns(given, tmp_path):
+    paths = [f"ST{n // 6}/IMG_{n % 6}.jpg" for n in range(24)]
+    write(tmp_path, [f"images/{path}" for path in paths])
+    rows = [f"{path.replace('/', ',')},{('fox', 'deer')[n // 3 % 2]}" for n, path in enumerate(paths)]
+    (tmp_path / "labels.csv").write_text("\n".join(["station,file,species", *rows]))
+    data = options(tmp_path / given)
+    of_table = typed(line_of(read_splits, data), data)[0]
+    found = classes_of(*read_splits(of_table))
+    assert [found[path] for path in paths] == ["fox", "fox", "fox", "deer", "deer", "deer"] * 4
+
+
 def test_a_column_whose_values_are_the_names_of_the_images(tmp_path):
     given = write(tmp_path, [f"images/{4000 + n}.jpg" for n in range(12)])
     rows = [f"{4000 + n}\tK{n}\t{('oak', 'maple')[n % 2]}" for n in range(12)]
