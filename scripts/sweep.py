@@ -14,7 +14,6 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -40,7 +39,7 @@ from utils.errors import Unavailable, UserError
 from utils.files import atomic_write, own_file, read_json, unshared
 from utils.notes import STATUS, SWEEP, run_name
 from utils.processes.entry import run_script
-from utils.processes.launch import SHUTDOWN_SECONDS, end_with_parent, stop_processes
+from utils.processes.launch import end_with_parent, stop_processes
 from utils.system import own_share
 
 ENTRY = Path(__file__).parents[1] / "main_single_gpu.py"
@@ -209,7 +208,7 @@ def _train(
                 print(f"{name}: {verb}", flush=True)
             time.sleep(0.2)
     finally:
-        stop_processes([process for process, _ in running.values()], signal.SIGTERM, SHUTDOWN_SECONDS)
+        stop_processes([process for process, _ in running.values()])
     return failures
 
 

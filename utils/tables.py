@@ -79,7 +79,7 @@ def write_workbook(file: IO[bytes], rows: Iterable[Sequence[str]], number_column
 
 def matrix_text(names: Sequence[str], counts: Iterable[Sequence[int]]) -> str:
     """Returns a confusion matrix as a CSV file: a row per true class, a column per predicted class."""
-    cells = [safe_cell(name) for name in names]
+    cells = [*map(safe_cell, names)]
     return table_text(("true \\ predicted", *cells), ([name, *row] for name, row in zip(cells, counts, strict=True)))
 
 

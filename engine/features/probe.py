@@ -199,8 +199,10 @@ def _solve(task: ProbeTask, train: Features, val: Features) -> Solved:
             known = ~have_label(train.targets, lone).cpu().numpy()
             unseen = np.setdiff1d(np.arange(classes), label_pairs(train.targets.cpu().numpy())[1])
             trained = ~have_label(val.targets, torch.from_numpy(unseen).to(val.targets.device)).cpu().numpy()
-            parts = [(task.train, train.indices[known], of_train.take(known))]
-            parts.append((task.val, val.indices[trained], of_val.take(trained)))
+            parts = [
+                (task.train, train.indices[known], of_train.take(known)),
+                (task.val, val.indices[trained], of_val.take(trained)),
+            ]
             task.logger.info(f"Suspects: {_list_suspects(task, names_of_labels(task.train, classes), parts)}")
         sums = []
         for rows, labels in zip(train.values.split(ROWS), train.targets.split(ROWS), strict=True):

@@ -54,8 +54,7 @@ def wide(folder: Path) -> Call:
     results = SampleResults(np.zeros(200, np.int64), labels, probabilities, np.zeros(200, np.float32))
     names = [f"class {label}" for label in range(21_841)]
     predictions = Predictions(folder, Named(["a"]), names, Prediction("photos", None, None, False, False, None))
-    context = [single_process("cpu")] if "context" in Predictions.write.__annotations__ else []  # of this version
-    return lambda: predictions.write([results], *context)
+    return lambda: predictions.write([results], single_process("cpu"))
 
 
 def hints(folder: Path) -> Call:

@@ -354,10 +354,10 @@ def _end_of_failed(failures: Mapping[int, "ProcessFailure"], received: int) -> i
     raise error
 
 
-def stop_processes(processes: list[subprocess.Popen[bytes]], number: int, limit_seconds: float) -> None:
-    """Sends a signal to processes that lead a group; kills the ones, and their workers, that are left at the limit."""
-    _send([process.pid for process in processes if process.poll() is None], number)
-    deadline = time.monotonic() + limit_seconds
+def stop_processes(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Sends SIGTERM to processes that lead a group; kills the ones, and their workers, that have not saved in time."""
+    _send([process.pid for process in processes if process.poll() is None], signal.SIGTERM)
+    deadline = time.monotonic() + SHUTDOWN_SECONDS
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a device or a disk
             process.wait(max(0.0, deadline - time.monotonic()))
