@@ -264,7 +264,7 @@ def drop_rates_follow_recipe(options: OptionTable) -> Iterator[Note]:
     name = options.get("MODEL.NAME")
     own = ", ".join(f"MODEL.{key}={rate}" for key, rate in differing.items())
     kept = ", ".join(f"{key} {format_value(given[key])}" for key in differing)
-    yield Note("screen", f"{kept}: of -cfg; the recipe {name} has {own}")
+    yield Note("screen", f"Of -cfg: {kept}; the recipe {name} has {own}")
 
 
 def amp_keys_need_amp(options: OptionTable) -> Iterator[Note]:

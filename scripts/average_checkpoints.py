@@ -71,6 +71,8 @@ def main(argv: list[str]) -> int:
     weights = {name: tensor.cpu() for name, tensor in mean.items()}
     options = trained.options | {"EVAL": {"TTA": config.eval.tta}}  # of its figure and its thresholds
     about = {"options": write_yaml(options)} | trained.description | exported_entry(trained.split)
+    if output.exists():
+        print_escaped(f"Replaced: {output}, which another command wrote; -output keeps it")
     atomic_save(output, {"model": weights} | about)  # a checkpoint without optimizer
     text = f"Saved: {output}, the mean of {len(paths)} weights, {trained.measured}"
     print_escaped(f"{text}; use it with -pretrained={shlex.quote(str(output))}")
@@ -97,7 +99,9 @@ def _checkpoints(run: Path) -> list[Path]:
         except UserError as error:
             print_escaped(f"skipped: {error}", file=sys.stderr)
             continue
-        found.setdefault((checkpoint["epoch"], checkpoint["done_steps"]), path)
+        first = found.setdefault((checkpoint["epoch"], checkpoint["done_steps"]), path)
+        if first != path:
+            print_escaped(f"not read: {path}, of the same step as {first.name}")
     return list(found.values())
 
 

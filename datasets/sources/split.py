@@ -322,7 +322,8 @@ def _trained_before(initial: RunSplit, data: Data, paths: PackedStrings, is_val:
 def _too_high(paths: PackedStrings, is_val: np.ndarray, seen: np.ndarray, fix: str) -> list[Note]:
     if not len(seen):
         return []
-    images = f"{len(seen)} of {is_val.sum()} image(s) to evaluate, such as {shorten(paths[seen[0]])} (by path)"
+    way = "(by path, if the content is the same)"
+    images = f"{len(seen)} of {is_val.sum()} image(s) to evaluate, such as {shorten(paths[seen[0]])} {way}"
     text = f"the figures are too high: the checkpoint was trained on {images}{fix}"
     return [Note("warning", text, misleads=True)]
 

@@ -23,6 +23,7 @@ from datasets.sources.split import hash_paths
 from datasets.transforms.device import Normalize
 from engine.checkpoint.files import find_checkpoint
 from engine.checkpoint.weights_record import weights_record
+from engine.evaluation.calibration import LIMITS
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
 from engine.evaluation.intervals import point_of
@@ -84,7 +85,11 @@ def build_eval_model(
         )
     evaluator = replace(evaluator, temperature=decision.temperature)
     if decision.temperature != 1:
-        notes.append(Note("log", f"Temperature of the probabilities, from the weights: {decision.temperature:.3g}"))
+        text = f"Temperature of the probabilities, from the weights: {decision.temperature:.3g}"
+        if decision.temperature in LIMITS:
+            notes.append(Note("screen", f"{text}, the limit: they may still be far from the accuracy"))
+        else:
+            notes.append(Note("log", text))
     if config.data.multi_label:
         thresholds = np.array(decision.thresholds or ())
         source = "from the weights, chosen on validation images"
@@ -190,9 +195,10 @@ def _without_decision(command: Command, plan: EvaluationPlan) -> EvaluationPlan:
     decision = read_measured(command.runs)._replace(temperature=of_model.temperature)  # of the first model's logits
     notes = [Note("screen", f"The mean of {len(command.runs)} models: {', '.join(run.name for run in command.runs)}")]
     if command.prediction and not _decides(decision) and _decides(of_model):
-        text = "the thresholds are of single models, and none was measured for the mean"
+        text = "The thresholds are of single models, and none was measured for the mean"
+        result = "0.5 decides" if plan.config.data.multi_label else "there is no column decision"
         fix = f"-eval -data_path=DIR -resume={shlex.quote(str(command.runs[0].parent))} measures one"
-        notes.append(Note("screen", f"{text}; {fix}"))
+        notes.append(Note("screen", f"{text}: {result}; {fix}"))
     return replace(plan, notes=[*plan.notes, *notes], record=replace(plan.record, decision=decision))
 
 

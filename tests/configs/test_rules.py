@@ -206,7 +206,7 @@ def test_the_model_beside_a_recipe_keeps_its_drop_rates(section, flags, rates, s
     command = parse(tmp_path, f"MODEL: {{{section}}}", *flags.split())
     model = command.config.model
     assert f"{model.dropout} {model.attention_dropout} {model.droppath}" == rates
-    assert bool(told(command.notes, "of -cfg; the recipe")) == (said == "true")
+    assert bool(told(command.notes, "Of -cfg: ")) == (said == "true")
 
 
 def test_weights_of_timm_need_a_model_of_timm():

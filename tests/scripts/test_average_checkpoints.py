@@ -79,9 +79,14 @@ def test_an_average_has_one_model_in_memory(averaged_run, monkeypatch):
     assert mean == measured
 
 
-def test_each_checkpoint_of_a_run_counts_once(averaged_run):
-    """best.pth and last.pth are copies of others."""
+def test_each_checkpoint_of_a_run_counts_once(averaged_run, capsys):
+    """best.pth and last.pth are copies of others; all files are named, and the average that is replaced."""
+    files = {*averaged_run.glob("*.pth")}
     average_checkpoints.main([str(averaged_run)])
+    lines = capsys.readouterr().out.splitlines()
+    assert all(any(str(file) in line for line in lines) for file in files)
+    average_checkpoints.main([str(averaged_run)])
+    assert capsys.readouterr().out.count("average.pth") == "".join(lines).count("average.pth") + 1
     expected = [load_checkpoint(averaged_run / f"epoch-{epoch:03d}.pth")["state_dict_ema"] for epoch in (1, 2)]
     for name, tensor in torch.load(averaged_run / "average.pth", weights_only=True)["model"].items():
         torch.testing.assert_close(tensor, sum(state[name] for state in expected) / 2)

@@ -25,6 +25,7 @@ export | RUN/best.pth -format hf -output=RUN/best.pth | one that was exported
 export | RUN -format hf -output=RUN | one that was exported
 export | RUN -format hf -no_check -check=a.npz | -no_check
 export | EMPTY -format hf | no checkpoint
+export | RUN/.. -format hf | /../
 export | RUN -format hf -dataset=folder -data_path=EMPTY/gone | gone
 make_shards | -output=EMPTY/x -dataset=fake | -dataset fake:
 make_shards | -output=EMPTY/x -shard_mb=nan | -shard_mb

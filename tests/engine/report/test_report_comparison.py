@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import refused
-from run_folders import Reader, add_evaluation, make_evaluation_run, make_run, update_json, write_facts
+from run_folders import Reader, add_evaluation, make_evaluation_run, make_run, update_json, write_facts, write_rows
 from scipy.special import log_expit, log_softmax
 from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
 
@@ -173,6 +173,14 @@ def test_the_table_fits_the_terminal_and_names_what_it_leaves_out(columns, shown
         assert column in page.text
         assert (column in lines[0]) != any(line.startswith("On the page") and column in line for line in lines)
     assert ("training time" in lines[0]) == (shown == 400)
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_seeds_whose_best_epoch_is_one_probe_are_not_compared(epoch, tmp_path, compare):
+    for seed in range(2):
+        write_rows(make_run(tmp_path / f"s{seed}", 2, [f"SEED={seed}"]), [{"epoch": epoch, "val_top1": 69.81}])
+    _, _, problems = compare(tmp_path / "s0", tmp_path / "s1")
+    assert any("epoch 0" in line for line in problems) == (epoch == 0)
 
 
 def test_groups_have_means_and_deviations(tmp_path, capsys):
