@@ -73,6 +73,13 @@ def has_frames(path: str) -> bool:
     return False
 
 
+def has_more_bands(path: str) -> bool:
+    """Whether an image file is a TIFF with bands after its colors, other than alpha, which are not read."""
+    with suppress(Exception), open_regular_file(path) as file:
+        return kind_of_file(path) == "TIFF" and 0 in TiffHeader(file)["ExtraSamples"]
+    return False
+
+
 @functools.cache
 def missing_decoder(kind: str) -> str | None:
     """A fix if this machine has no decoder for images of a kind; None if it has one."""

@@ -94,7 +94,10 @@ REFUSED = (  # the first one counts
 UNKNOWN = REFUSED[-1]
 PROPERTIES = {
     "TIFF, BigTIFF": (
-        Property("gray, palette, RGB, CMYK, YCbCr, CIELAB of 1 to 8 bits", "read; bands after RGB are dropped"),
+        Property(
+            "gray, palette, RGB, CMYK, YCbCr, CIELAB of 1 to 8 bits",
+            "read; bands after RGB are dropped, with a warning if they are not alpha",
+        ),
         Property("gray of 12, 16 or 32 bits, RGB of 16 bits", _DEEP),
         Property("SampleFormat 2 (signed) of one band", f"read; refused if {OUTSIDE}"),
         Property("SampleFormat 3 (floating point) of one band", f"refused: {FLOAT}"),

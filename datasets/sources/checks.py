@@ -30,6 +30,7 @@ from datasets.decoding.images import (
     TAIL_BYTES,
     BadImage,
     has_frames,
+    has_more_bands,
     kind_of,
     missing_decoder,
     size_if_whole,
@@ -46,7 +47,7 @@ _FEW_VAL_IMAGES, _IMBALANCE = 5, 10  # per class; largest class / smallest class
 _NAMED = 3  # of these classes
 _FEW_LEVELS, _GREY_IMAGES = 32, 64
 _OUTLIERS = 1e-4  # share of the pixels at each end, such as defective pixels of a detector
-_FRAMED_IMAGES = 256  # of a split: whose frames are counted
+_OPENED_IMAGES = 256  # of a split: whose frames and bands are counted
 _MOST_CHECKED = 100_000  # images: of more, a part is checked
 _MAX_SECONDS = 30.0  # of the check of image files
 _NUM_THREADS = 16  # they wait for the disk
@@ -160,14 +161,16 @@ def _notes_on_evaluated(
     return [Note("warning", f"{text} ({example}); add images")]
 
 
-def _notes_on_frames(splits: Sequence[ImageFiles], place: str) -> list[Note]:
-    """The images of several frames or pages, among a few that are opened."""
-    paths = [files.name(index) for files in splits for index in spread(len(files), _FRAMED_IMAGES)]
-    framed = [*filter(has_frames, paths)]
-    if not framed:
-        return []
-    text = f"{len(framed)} of {len(paths)} images have further frames or pages, which are not read in {place}"
-    return [Note("warning", f"{text}, such as {shorten(framed[0])}")]
+def _notes_on_unread_parts(splits: Sequence[ImageFiles], place: str) -> list[Note]:
+    """The images of several frames or pages, or of further bands, among a few that are opened."""
+    paths = [files.name(index) for files in splits for index in spread(len(files), _OPENED_IMAGES)]
+    notes = []
+    for has_more, parts in ((has_frames, "frames or pages"), (has_more_bands, "bands after the colors")):
+        found = [*filter(has_more, paths)]
+        if found:
+            text = f"{len(found)} of {len(paths)} images have further {parts}, which are not read in {place}"
+            notes.append(Note("warning", f"{text}, such as {shorten(found[0])}"))
+    return notes
 
 
 def _notes_on_grey_levels(samples: Samples) -> list[Note]:
@@ -265,7 +268,7 @@ def check_images(
             notes.append(Note("warning", f"{text}, such as {bad[0].path!r}: {bad[0].reason}"))
         if files:
             notes += _notes_on_equal_files(files, fingerprints)
-            notes += _notes_on_frames(files, data.data_path)
+            notes += _notes_on_unread_parts(files, data.data_path)
         return notes
 
     return call_on_main(check, context) or []

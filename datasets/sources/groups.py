@@ -17,6 +17,7 @@ import numpy as np
 from configs.schema import Data
 from configs.schema.data import problem_of_expression, properties_of
 from configs.yaml_io import shorten
+from datasets.sources.class_names import list_names
 from datasets.sources.path_words import label_in, of_level
 from datasets.sources.rows import Rows
 from datasets.sources.samples import ImageFiles, Samples
@@ -26,13 +27,13 @@ from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import Table, open_table
 from datasets.sources.tables.joins import MEDIA, is_camera_package, open_for
 from datasets.sources.tables.rows import table_rows
-from utils.errors import UserError, raise_problems
+from utils.errors import UserError, did_you_mean, raise_problems
 from utils.notes import Note
 
 IDENTIFIER = re.compile(r"\d+|(?<![a-zA-Z])[a-zA-Z]$|(?<=[a-z])[A-Z]$")  # 10253, patient_3, site A, siteB
 _COLUMN = re.compile(
-    r"(patient|subject|specimen|slide|visit|cam(era)?|site|location|deployment|seq(uence)?(?![ _-]?n[ou])|event|plot|"
-    r"transect|lot|batch)s?([ _-]?(id|no|nr|number|name|code))?|"
+    r"(patient|subject|individual|specimen|slide|visit|cam(era)?|site|station|location|deployment|"
+    r"seq(uence)?(?![ _-]?n[ou])|event|plot|transect|lot|batch)s?([ _-]?(id|no|nr|number|name|code))?|"
     r"(participant|person|case|lesion|animal)[ _-]?(id|no|nr|number)",
     re.IGNORECASE,
 )
@@ -212,9 +213,13 @@ def group(rows: Rows, wanted: Wanted) -> Rows:
 
 def _find_groups(listing: ImageFiles, data: Data, given: str) -> StringPacker:
     """The group of each image, '' without one. given: DATA.GROUPS."""
+    place = f"{listing.root}, which has no table"
+    columns = list[str]()
     if listing.file and properties_of(data.dataset).groups_by == "column":
         table = open_for(listing.file, data)
-        if given in table.header:
+        place = str(table.file)
+        columns = table.header
+        if given in columns:
             return _groups_in(
                 listing, table, data.image_root or "", {**data.given_columns, "label": given, "cells": {}}, data
             )
@@ -226,8 +231,9 @@ def _find_groups(listing: ImageFiles, data: Data, given: str) -> StringPacker:
     if os.path.exists(given):
         table = open_table(Path(given), data.encoding)
         return _groups_in(listing, table, data.data_path, {"path": "path", "label": "group"}, data)
-    kinds = "column, table path,group or expression (part)"
-    raise UserError(f"DATA.GROUPS {given} is unknown; give a {kinds} of the paths in {listing.root}")
+    known = f"one of {list_names(columns)}, " if columns else ""
+    fix = f"; give {known}a table path,group or an expression (part) of the paths in {listing.root}"
+    raise UserError(f"DATA.GROUPS {given} is unknown in {place}{did_you_mean(given, columns) or fix}")
 
 
 def _groups_in(

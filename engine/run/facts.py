@@ -105,7 +105,8 @@ class Model:
 class TrainingData:
     """Numbers of images. test: held out for the end of the run. classes: of the data; the model may have more.
 
-    validation_digest: of the names and labels of the validation images.
+    validation_digest: of the names and labels of the validation images. groups: of training and validation, with
+    DATA.GROUPS.
     """
 
     training: int
@@ -114,6 +115,7 @@ class TrainingData:
     classes: int
     model_classes: int
     validation_digest: str = ""
+    groups: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"Data: {self.images}; the model has {self.model_classes} classes"
@@ -121,7 +123,9 @@ class TrainingData:
     @property
     def images(self) -> str:
         test = f", {self.test} for the test at the end" if self.test else ""
-        return f"{self.training} training images of {self.classes} classes, {self.validation} for validation{test}"
+        groups = f" (groups: {' and '.join(map(str, self.groups))})" if self.groups else ""
+        images = f"{self.training} training images of {self.classes} classes, {self.validation} for validation"
+        return f"{images}{groups}{test}"
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,7 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
         classes=len(plan.train.class_names),
         model_classes=config.model.num_logits,
         validation_digest=call_on_main(lambda: digest_of(plan.val), context) or "",
+        groups=tuple(len({*samples.groups}) for samples in (plan.train, plan.val) if samples.groups is not None),
     )
     logger.note(images, plan.preprocessing)
     if plan.split:

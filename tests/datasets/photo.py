@@ -44,9 +44,17 @@ def png16(values: np.ndarray) -> bytes:
 
 
 def tiff16(
-    values: np.ndarray, photometric: int = 2, is_planar: bool = False, order: str = "<", compression: int = 1
+    values: np.ndarray,
+    photometric: int = 2,
+    is_planar: bool = False,
+    order: str = "<",
+    compression: int = 1,
+    extra: int = 2,
 ) -> bytes:
-    """A TIFF of 16 bits, which Pillow does not write. values: (H, W, C). compression: 1: none, 8: zlib's."""
+    """A TIFF of 16 bits, which Pillow does not write. values: (H, W, C). compression: 1: none, 8: zlib's.
+
+    extra: the meaning of the fourth channel; 2: alpha.
+    """
     height, width, channels = values.shape
     planes = channels if is_planar else 1
     data = (np.moveaxis(values, -1, 0) if is_planar else values).astype(f"{order}u2").tobytes()
@@ -62,6 +70,6 @@ def tiff16(
     }.items():  # fmt: skip
         tags[tag] = value
     if channels == 4:
-        tags[338] = 2  # alpha
+        tags[338] = extra
     tags.save(file := io.BytesIO())
     return file.getvalue() + b"".join(parts)

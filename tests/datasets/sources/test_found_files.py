@@ -21,6 +21,7 @@ from datasets.sources.folders.class_folders import read_class_folders
 from datasets.sources.folders.split_folders import ImageFolders
 from datasets.sources.shared_arrays import PackedStrings
 from datasets.sources.source import Wanted
+from tests.datasets.photo import tiff16
 from utils.errors import did_you_mean
 
 HEIC = b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(100)
@@ -160,6 +161,17 @@ def test_first_frames_are_counted(tmp_path):
     assert note.startswith("6 of 8 images")
     assert f"in {tmp_path}" in note
     assert "a/0.tif" in note
+
+
+@pytest.mark.parametrize("extra, number", [(2, 0), (0, 1)], ids=["alpha", "near infrared"])
+def test_bands_after_the_colors_are_counted_unless_they_are_alpha(extra, number, tmp_path):
+    tree(tmp_path, "{a,b}")
+    (tmp_path / "a/4.tif").write_bytes(tiff16(np.ones((4, 5, 4)), extra=extra))
+    samples = ImageFolders(Wanted(options(tmp_path))).read("all")
+    skipped = options(tmp_path, on_bad_image="skip")
+    notes = told(check_images([samples], skipped, CPU), "1 of 9 images have further bands")
+    assert len(notes) == number
+    assert all("a/4.tif" in note for note in notes)
 
 
 def test_links_are_followed_but_never_up(tmp_path):

@@ -112,6 +112,17 @@ def test_the_expression_of_a_warning_works_when_typed(kind, tmp_path):
     assert not told(train.notes, "-opts")
 
 
+def test_columns_of_groups_are_proposed_and_a_wrong_name_leads_to_the_right_one(tmp_path):
+    tree(tmp_path, "{a,b}")
+    rows = [f"{label}/{n}.jpg,{label},ST{n},i{n % 3}{label}" for label in "ab" for n in range(4)]
+    write_table(tmp_path / "train.csv", rows, "image_path,target,station,individual")
+    for wrong in ("stations", "place"):
+        with refused(r"train\.csv.*\bstation\b"):
+            read_splits(options(tmp_path, dataset="csv", groups=wrong))
+    (note,) = told(read_splits(options(tmp_path, dataset="csv"))[0].notes, "DATA.GROUPS")
+    assert [one.groups for one in typed(note, options(tmp_path, dataset="csv"))] == ["individual"]  # of 5 or more
+
+
 @pytest.mark.parametrize("name", ["Patient (ID)", "Patient ("])
 def test_a_column_with_parentheses_is_a_column(name, tmp_path):
     paths = in_classes(PATIENTS["clinic"])

@@ -333,6 +333,7 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
             {"p": expit(saved["scores"][:, 0] / temperature), "ill": saved["labels"] == 0, "group": saved["groups"]}
         )
     patients = table.groupby("group").mean()
+    assert read_json(folder / "run.json")["facts"]["TrainingData"]["groups"] == [60 - len(patients), len(patients)]
     mixed = patients[~patients.ill.isin([0, 1])]
     patients = patients.drop(mixed.index)
     summary = read_json(folder / "evaluation/groups/summary.json")
