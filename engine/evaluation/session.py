@@ -149,7 +149,9 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
     Raises UserError: the weights do not fit the model; -threshold rejects no image; a workbook has fewer rows.
     """
     plan = plan_evaluation(command, context, logger)
+    others = []
     if command.runs:
+        others = _other_models(command, plan, context, logger)
         plan = _without_decision(command, plan)
     if command.prediction:
         _check_prediction(command.prediction, plan.config, len(plan.samples))
@@ -170,7 +172,7 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
     point = _operating_point(command, plan, evaluator.point, logger)
     evaluator = replace(evaluator, merged=plan.merged, point=point)
     session = EvaluationSession(plan, _fast_model(built, plan), evaluator, meta_model=copy_to_meta(built.fp32))
-    return _mean_session(command, session, context, logger) if command.runs else session
+    return _mean_session(command, session, others) if command.runs else session
 
 
 def _fast_model(built: EvalModel, plan: EvaluationPlan) -> nn.Module:
@@ -206,18 +208,17 @@ def _decides(decision: Decision) -> bool:
     return decision.point is not None or decision.thresholds is not None
 
 
-def _mean_session(
-    command: Command, session: EvaluationSession, context: ProcessContext, logger: RunLogger
-) -> EvaluationSession:
-    """The session of the mean of the models.
+def _other_models(
+    command: Command, plan: EvaluationPlan, context: ProcessContext, logger: RunLogger
+) -> list[tuple[Config, WeightsRecord]]:
+    """The options and the records of all models of a mean but the first, of which the plan is.
 
     Raises UserError: their classes or their preprocessing differ; these images trained some of them.
     """
-    plan, evaluator = session.plan, session.evaluator
     is_compared = not command.path and plan.split != "test"
     is_of_training = plan.record.is_of(plan.config.data) or plan.images.trained > 0
     paths = hash_paths(plan.samples.names_for_split)
-    members = [(evaluator, session.model)]
+    others = []
     for run in command.runs[1:]:
         found = find_checkpoint(str(run), context, best_first=True)
         assert found
@@ -231,7 +232,18 @@ def _mean_session(
             problem = f"-resume={run.parent}: the runs hold out different images, which trained the others"
             fix = f"python scripts/report.py {shlex.quote(str(run.parent))} has the figures out of fold"
             raise UserError(f"{problem}; give images of other paths with -data_path; {fix}")
-        built = build_eval_model(config, context, plan.purpose, record)
+        others.append((config, record))
+    return others
+
+
+def _mean_session(
+    command: Command, session: EvaluationSession, others: list[tuple[Config, WeightsRecord]]
+) -> EvaluationSession:
+    """The session of the mean of the models. others: of `_other_models`."""
+    plan, evaluator = session.plan, session.evaluator
+    members = [(evaluator, session.model)]
+    for config, record in others:
+        built = build_eval_model(config, evaluator.context, plan.purpose, record)
         own = replace(built.evaluator, class_mask=evaluator.class_mask, merged=evaluator.merged)
         members.append((own, _fast_model(built, plan)))
     of_mean = replace(evaluator, flips=False, class_mask=None, merged={}, temperature=1.0)

@@ -121,7 +121,9 @@ def test_what_a_mean_cannot_do_is_refused(sweep, images, tmp_path):
 @pytest.mark.parametrize(
     "swept, split", [("DATA.FOLD={} DATA.FOLDS=2", "all"), ("DATA.FOLD={} DATA.FOLDS=2", "val"), ("SEED={}", "all")]
 )
-def test_a_copy_of_the_training_images_gives_no_figures_of_folds_and_no_threshold(swept, split, images, tmp_path):
+def test_a_copy_of_the_training_images_gives_no_figures_of_folds_and_no_threshold(
+    swept, split, images, tmp_path, capsys
+):
     sweep, copy = tmp_path / "sweep", shutil.copytree(images, tmp_path / "copy")
     for number in range(2):
         options = [*TINY_VIT, "TRAIN.NUM_EPOCHS=1", POINT, *swept.format(number).split()]
@@ -132,6 +134,7 @@ def test_a_copy_of_the_training_images_gives_no_figures_of_folds_and_no_threshol
     if "FOLD" in swept:
         with refused("out of fold"):
             evaluate(tmp_path / "eval", *argv)
+        assert "-split val" not in "".join(capsys.readouterr())  # it would be refused, too
     else:
         evaluate(tmp_path / "eval", *argv)
     assert not (sweep / MEAN).exists()
