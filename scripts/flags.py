@@ -9,8 +9,6 @@ from configs.weights import find_weights
 from utils.errors import UserError, did_you_mean, error_from
 from utils.files import atomic_write
 
-_MAX_NAMED = 5  # runs
-
 
 def script_parser(script: str, usage: str, description: str) -> Parser:
     """A parser of the own flags of scripts/`script`; `split_flags` returns the other flags unparsed."""
@@ -52,7 +50,7 @@ def find_source(path: str) -> Path:
     if not folder.is_dir():
         return find_weights(path)
     if not any(folder.glob("*.pth")):
-        runs = ", ".join(str(file.parent) for file in sorted(folder.glob("*/best.pth"))[:_MAX_NAMED])
+        runs = ", ".join(str(file.parent) for file in sorted(folder.glob("*/best.pth")))
         raise UserError(f"{path}: has no checkpoint; give the folder of a run, or a weight file{runs and f': {runs}'}")
     return folder
 

@@ -17,7 +17,6 @@ from engine.evaluation.ranking import divide, log_odds, mean_of
 
 NUM_BINS = 15  # of the confidence
 _TEMPERATURES = [2 ** (step / 32) for step in range(-64, 65)]
-LIMITS = _TEMPERATURES[0], _TEMPERATURES[-1]
 _SIGMA = 0.5  # of log(T)
 _ROWS = 4096  # at a time, in float64
 

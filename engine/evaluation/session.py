@@ -23,7 +23,6 @@ from datasets.sources.split import hash_paths
 from datasets.transforms.device import Normalize
 from engine.checkpoint.files import find_checkpoint
 from engine.checkpoint.weights_record import weights_record
-from engine.evaluation.calibration import LIMITS
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
 from engine.evaluation.intervals import point_of
@@ -86,10 +85,7 @@ def build_eval_model(
     evaluator = replace(evaluator, temperature=decision.temperature)
     if decision.temperature != 1:
         text = f"Temperature of the probabilities, from the weights: {decision.temperature:.3g}"
-        if decision.temperature in LIMITS:
-            notes.append(Note("screen", f"{text}, the limit: they may still be far from the accuracy"))
-        else:
-            notes.append(Note("log", text))
+        notes.append(Note("screen" if decision.temperature in (0.25, 4) else "log", f"{text}, of 0.25 to 4"))
     if config.data.multi_label:
         thresholds = np.array(decision.thresholds or ())
         source = "from the weights, chosen on validation images"
@@ -216,7 +212,7 @@ def _other_models(
     Raises UserError: their classes or their preprocessing differ; these images trained some of them.
     """
     is_compared = not command.path and plan.split != "test"
-    is_of_training = plan.record.is_of(plan.config.data) or plan.images.trained > 0
+    is_of_training = plan.record.is_of(plan.config.data) or plan.images.trained
     paths = hash_paths(plan.samples.names_for_split)
     others = []
     for run in command.runs[1:]:

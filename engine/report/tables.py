@@ -254,7 +254,7 @@ def groups_of(runs: Sequence[RunContents], problems: list[str]) -> list[Group]:
     problems += [f"left out of the mean: {run.name}: {run.short_status}" for run in left_out]
     found = [_group(asked, members) for members in groups.values()]
     for group in found:
-        if len(group.runs) > 1 and all(run.best and run.best[0] == 0 for run in group.runs):
+        if len(group.runs) > 1 and {run.best and run.best[0] for run in group.runs} == {0}:
             problems.append(f"{group.runs[0].name} and others: epoch 0, one probe, is the best; seeds are not compared")
     return [group for group in found if len(group.runs) > 1]
 
