@@ -56,7 +56,7 @@ def build_timm(options: TimmModel, data: Data) -> nn.Module:
         if kwargs:
             check_kwargs(name, kwargs)
         if options.pretrained == "timm":
-            arguments |= {"pretrained": True, "pretrained_cfg_overlay": find_published(name)}
+            arguments |= {"pretrained": True, "pretrained_cfg_overlay": find_published(options)}
         model = _create(name, arguments)
     check_image_size(model, name, data)
     return model
@@ -74,13 +74,17 @@ def _create(name: str, arguments: dict[str, Any]) -> nn.Module:
     return _create(name, {key: value for key, value in arguments.items() if key not in unknown})
 
 
-def find_published(name: str) -> dict[str, str]:
+def find_published(options: Model) -> dict[str, str]:
     """The file with timm's weights of a model, as timm's `pretrained_cfg_overlay`; empty if timm itself downloads it.
 
     Raises UserError: timm has none, or they cannot be downloaded.
     """
+    name = options.name
     published: Any = timm.get_pretrained_cfg(name)
-    fix = "give -pretrained=FILE of them, or train from scratch with -opts MODEL.PRETRAINED=null"
+    scratch = "-opts MODEL.PRETRAINED=null"
+    if options.tune.kind != "full":  # a random backbone would not be trained
+        scratch = "-cfg=configs/folder_small.yaml"
+    fix = f"give -pretrained=FILE of them, or train from scratch with {scratch}"
     if not published or not published.has_weights:
         raise UserError(f"MODEL.NAME: timm has no weights of {name}; give a file of weights")
     if published.hf_hub_id:

@@ -96,7 +96,8 @@ def _find_short_batch(number: int, data: Data, ranks: int) -> list[str]:
     needed = data.global_batch_size or data.micro_batch * ranks
     if number >= needed:
         return []
-    size = min(data.micro_batch, number // ranks)
+    per_rank = number // ranks
+    size = min(data.micro_batch, per_rank, max(per_rank // 10, 8))  # ten steps per epoch
     fix = f"use -batch_size={size}"
     if data.global_batch_size:
         fix += f" -opts DATA.GLOBAL_BATCH_SIZE={size * ranks}"
@@ -259,7 +260,7 @@ def check_images(
         if data.on_bad_image == "error" and bad:
             if not decode_seconds:  # the run ends in any case: one error names the images that only decoding finds, too
                 bad, _ = check_files(files, data.image_channels, _MAX_SECONDS, _MAX_SECONDS)
-            raise error_of([*{image.path: image for image in bad}.values()])  # two splits may share images
+            raise error_of([*{image.path: image for image in bad}.values()], num_images)  # two splits may share images
         if num_images > _MOST_CHECKED:
             text = f"{_MOST_CHECKED:,} of {num_images:,} images are checked before the first step: all of some sizes"
             notes.append(Note("log", text))
@@ -274,8 +275,12 @@ def check_images(
     return call_on_main(check, context) or []
 
 
-def error_of(bad: Sequence[BadImage]) -> UserError:
-    """One error about unusable images."""
+def error_of(bad: Sequence[BadImage], num_images: int = 0) -> UserError:
+    """One error about unusable images; of all images, about the first one. num_images: of the run, if known."""
+    if len(bad) == num_images:
+        error = UserError(f"none of the {num_images} images can be read, such as {bad[0]}")
+        error.status = bad[0].status
+        return error
     problems = [bad[0].with_hint()] if len(bad) == 1 else bad
     return combine_findings(f"{len(bad)} images cannot be read; {HOW_TO_SKIP}", problems)
 

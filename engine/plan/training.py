@@ -217,7 +217,7 @@ def _check_before_reading(config: Config, num_ranks: int, is_new: bool) -> None:
     if config.model.type == "timm":
         check_name(config.model.name)
         if is_new and config.model.pretrained == "timm":
-            find_published(config.model.name)
+            find_published(config.model)
 
 
 def _facts_of(splits: list[Samples], data: Data, found: FoundCheckpoint | None, context: ProcessContext) -> Facts:

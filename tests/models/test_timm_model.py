@@ -155,6 +155,8 @@ def test_published_weights(saved, monkeypatch, error):
     monkeypatch.setattr("engine.plan.training.read_data", lambda *_: pytest.fail("data are read before"))
     with pytest.raises(Unavailable, match=f"{file}.*-pretrained=FILE"):
         run_here("-dataset=digits", "-model=test_vit", "-pretrained=timm", "-dry_run")
+    with pytest.raises(Unavailable, match=r"-pretrained=FILE.*-cfg=configs/folder_small"):  # no random backbone
+        run_here("-cfg=configs/probe.yaml", "-data_path=DIR", "-model=test_vit", "-dry_run")
 
 
 FIXTURES = ROOT / "tests" / "fixtures" / "families"

@@ -1,14 +1,15 @@
 """Unusable images are found before the first step, and usable ones are never refused."""
 
 import os
+import re
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import cells_of, told
+from conftest import cells_of, line_of, told
 from PIL import Image, features
-from source_helpers import options, write_classes
+from source_helpers import options, read_splits, tree, write_classes
 
 from datasets.sources import checks
 from datasets.sources.checks import check_files, check_images, decode_images
@@ -139,6 +140,23 @@ def test_one_report_names_the_images_of_both_splits(tmp_path, cpu):
     assert len(lines) == 21
     notes = check_images(splits, options(tmp_path, on_bad_image="skip"), cpu)
     assert told(notes, "30 ", "warning")  # on the page of the run, too
+
+
+def test_if_no_image_can_be_read_one_is_named_and_none_is_skipped(tmp_path, cpu):
+    tree(tmp_path, "{a,b}")
+    for path in tmp_path.glob("*/*.jpg"):
+        path.write_bytes(b"no image")
+    samples = ImageFolders(Wanted(options(tmp_path))).read("all")
+    line = line_of(check_images, [samples], options(tmp_path), cpu)
+    assert str(tmp_path / "a/0.jpg") in line
+    assert " 8 images" in line
+    assert "skip" not in line
+
+
+def test_the_batch_size_to_type_has_several_steps_per_epoch(tmp_path):
+    tree(tmp_path, "{a,b,c,d,e,f,g,h}")  # 32 images, of which 8 are held out
+    advice = line_of(read_splits, options(tmp_path, batch_size=1000))
+    assert re.search(r"-batch_size=(\d+)", advice)[1] == "8"
 
 
 def test_of_many_files_all_of_some_sizes_are_checked(tmp_path, cpu, monkeypatch):
