@@ -241,9 +241,22 @@ batches = iter(loader)
 workers = workers_of(batches, loader)
 for worker in workers:
     os.kill(worker, signal.SIGSTOP)
-print(*workers, flush=True)
+print(*(f"{worker}:{start_of(worker)}" for worker in workers), flush=True)
 exec(sys.argv[1])
 """
+
+
+def start_of(pid: int) -> str:
+    """The time at which the process started; its number alone may be that of a later process."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def is_alive(worker: str) -> bool:
+    pid, _, start = worker.partition(":")
+    try:
+        return start_of(int(pid)) == start
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 @pytest.mark.slow
@@ -254,9 +267,9 @@ def test_no_worker_outlives_its_run_even_stopped():
         subprocess.Popen([sys.executable, "-c", SCRIPT, end], env=environment, stdout=subprocess.PIPE) for end in ends
     ]
     for run in runs:
-        workers = [int(pid) for pid in run.communicate(timeout=300)[0].split()]
+        workers = run.communicate(timeout=300)[0].decode().split()
         assert len(workers) == 2
-        assert_gone(*workers)
+        wait_for(lambda workers=workers: not any(is_alive(worker) for worker in workers), seconds=300)
 
 
 # Prints 'loaded' if the server maps torch's libraries before any worker asks for them. The last line asks the server
