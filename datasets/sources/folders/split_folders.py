@@ -30,6 +30,7 @@ _PART = re.compile(
     r"(?i)(?<![a-z])(images?|imgs?|data|set|part|batch|chunk|fold|split|folder|p|pat|patient|subject|case|study|"
     r"slide|plate|well|scan|series|session|item)s?(?![a-z])"
 )
+_CLASS = re.compile("(?i)class|categor|label|type|grade|stage|level")
 _IN_LETTER = re.compile(r"(.)/\1")
 _ALL_IMAGES = re.compile("(?i)(all|jpe?g|original|png|raw)?[ _-]*(images?|imgs?)")
 _MAX_SHOWN = 3  # folders and names in an error
@@ -71,8 +72,9 @@ def _as_parts(levels: Levels, listing: ImageFiles) -> str | None:
     stems = {re.sub(r"\d+", "", name) for name in levels.sizes}
     if len(levels.sizes) > 1 and len(stems) == 1:
         stem = stems.pop()
-        are_many = len(stem) > 1 and len(listing) < len(levels.sizes) ** 2  # not WordNet's n01440764
-        if are_many or _PART.search(stem):
+        is_word = len(stem) > 1 and not _CLASS.search(stem)  # not WordNet's n01440764
+        are_many = len(listing) < len(levels.sizes) ** 2
+        if (is_word and are_many) or _PART.search(stem):
             return "the folders differ in a number only, as parts, patients or items (docs/data.md#labels-of-folders)"
     return None
 

@@ -121,6 +121,13 @@ def test_no_command_trains_on_patients_or_letters(name, parts, labels, tmp_path)
         assert [*map(len, read_splits(ways[0]))] == [8, 8]
 
 
+@pytest.mark.parametrize("word", ["class", "Grade_", "type "])
+def test_numbered_classes_are_classes_also_of_few_images(word, tmp_path):
+    tree(tmp_path, *expand(f"{word}{{1,2,3,4,5}}/{{a,b}}.jpg"))
+    (train, *_) = read_splits(options(tmp_path, dataset="folder"))
+    assert train.class_names == [f"{word}{number}" for number in range(1, 6)]
+
+
 PARTS = ["train", "train", "train", "validate", "id_test", "test"]
 
 
