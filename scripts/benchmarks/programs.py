@@ -113,7 +113,8 @@ def run_to_end(command: Sequence[str]) -> dict[str, float]:
 
     Processes that outlive their parents count, too, such as workers. Raises UserError: the program failed.
     """
-    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
+    libc = ctypes.CDLL(None)
+    libc.prctl(_SET_CHILD_SUBREAPER, 1)
     before = os.times()
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
     process = subprocess.Popen(command, process_group=0, **pipes)
@@ -121,6 +122,7 @@ def run_to_end(command: Sequence[str]) -> dict[str, float]:
     with suppress(ChildProcessError):
         while os.waitpid(-process.pid, 0):
             pass
+    libc.prctl(_SET_CHILD_SUBREAPER, 0)  # orphans of later programs are not ours
     _, _, user, system, wall = (end - start for start, end in zip(before, os.times(), strict=True))
     if process.returncode:
         raise UserError(failure_reason(process.returncode, errors.splitlines()))
