@@ -75,8 +75,10 @@ def has_frames(path: str) -> bool:
 
 def has_more_bands(path: str) -> bool:
     """Whether an image file is a TIFF with bands after its colors, other than alpha, which are not read."""
-    with suppress(Exception), open_regular_file(path) as file:
-        return kind_of_file(path) == "TIFF" and 0 in TiffHeader(file)["ExtraSamples"]
+    with suppress(Exception):
+        if kind_of_file(path) == "TIFF":
+            with open_regular_file(path) as file:
+                return 0 in TiffHeader(file)["ExtraSamples"]
     return False
 
 

@@ -28,6 +28,7 @@ from utils.notes import Note
 _MAX_DISTINCT = 30  # values of a column that are compared
 _MAX_TRIED = 200  # rows that show the folder
 _MAX_PLACES = 20  # folders beside a table
+_MAX_IN_PLACES = 10  # rows whose images are looked for in each of these folders
 # Names of columns, in lower case without signs; names of the second kind count if there is none of the first kind.
 _PATHS = (
     re.compile("(image|img|file|rel|relative)*paths?|(image|img|file)+names?|(image|img)*files?|images?|imgs?"),
@@ -203,10 +204,11 @@ def with_folder(table: Table, name: str) -> str:
     """
     root = table.file.parent
     places = [root, *islice(root.glob("*/"), _MAX_PLACES)]
-    for _, cells in islice(table, _MAX_TRIED):
+    for number, (_, cells) in enumerate(islice(table, _MAX_TRIED)):
+        tried = places if number < _MAX_IN_PLACES else [root]  # a server's disk answers a thousand times a second
         for folder in filter(cells.get, table.header):
             path = f"{cells[folder]}/{cells[name]}".replace("\\", "/")
-            if folder and any(os.path.isfile(f"{place}/{path}") for place in places):
+            if folder and any(os.path.isfile(f"{place}/{path}") for place in tried):
                 return f"{folder}/{name}"
     return name
 

@@ -7,6 +7,8 @@ import pytest
 from conftest import each_row, line_of, told
 from source_helpers import classes_of, expand, options, read_splits, tree, typed
 
+from datasets.sources.tables.columns import likely_columns
+from datasets.sources.tables.files import open_table
 from utils.errors import UserError
 
 PATIENTS = [f"p{patient}/{number}.jpg" for patient in "abcdef" for number in range(4)]
@@ -191,6 +193,16 @@ def test_names_that_recur_in_each_folder_are_found_by_two_columns(given, tmp_pat
     of_table = typed(line_of(read_splits, data), data)[0]
     found = classes_of(*read_splits(of_table))
     assert [found[path] for path in paths] == ["fox", "fox", "fox", "deer", "deer", "deer"] * 4
+
+
+def test_few_files_are_looked_for_in_the_folders_beside_a_table(tmp_path, monkeypatch):
+    """A server's disk answers a thousand times a second."""
+    tree(tmp_path, *(f"c{n}/a.jpg" for n in range(40)))
+    (tmp_path / "x.csv").write_text("\n".join(["file,a,b,c,species", *(f"{n}.jpg,u,v,w,s{n % 2}" for n in range(400))]))
+    asked = []
+    monkeypatch.setattr("os.path.isfile", asked.append)
+    likely_columns(open_table(tmp_path / "x.csv", "auto"))
+    assert len(asked) <= 2500
 
 
 def test_a_column_whose_values_are_the_names_of_the_images(tmp_path):
