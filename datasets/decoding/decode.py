@@ -33,7 +33,6 @@ from utils.errors import to_single_line
 from utils.system import package_folder
 
 GreyRange = tuple[float, float]  # the values of 16 bits that become 0 and 255
-Box = tuple[int, int, int, int]  # top, left, height, width in pixels
 Name = Callable[[], str]  # makes the name of an image, for an error
 DeepValues = tuple[np.ndarray, int]  # of 16 bits per channel, (H, W) or (H, W, 3); and the one that becomes 255
 
@@ -92,39 +91,24 @@ _decode_jpeg = _find_jpeg_decoder()
 
 
 class LazyImage:
-    """An opened image; a subclass may decode its pixels on first use.
-
-    size: height and width in pixels. warning: of its decoder so far.
-    """
+    """An opened image: its pixels, torch.uint8 (C, H, W), read-only; and the warning of its decoder so far."""
 
     def __init__(self, pixels: torch.Tensor, warning: str = "") -> None:
-        self._pixels, self.warning = pixels, warning
-        _, height, width = pixels.shape
-        self.size = height, width
-
-    @property
-    def pixels(self) -> torch.Tensor:
-        """torch.uint8 (C, H, W), read-only."""
-        return self._pixels
-
-    def crop(self, box: Box) -> torch.Tensor:
-        """The pixels of a box inside the image, torch.uint8 (C, height, width)."""
-        top, left, height, width = box
-        return self.pixels[:, top : top + height, left : left + width]
+        self.pixels, self.warning = pixels, warning
 
 
 class PlainJpeg(LazyImage):
-    """A JPEG that needs no rotation, and at most the conversion from gray to RGB.
+    """A JPEG that needs no rotation, and at most the conversion from gray to RGB; it is decoded on first use.
 
-    `pixels` and `crop` raise BadImage if the file is truncated or damaged.
+    `pixels` raises BadImage if the file is truncated or damaged.
     """
 
-    def __init__(self, data: bytes, channels: int, size: tuple[int, int], name: Name) -> None:
-        self.data, self.channels, self.size, self.name = data, channels, size, name
+    def __init__(self, data: bytes, channels: int, name: Name) -> None:
+        self.data, self.channels, self.name = data, channels, name
         self.warning = ""
 
     @functools.cached_property
-    def pixels(self) -> torch.Tensor:
+    def pixels(self) -> torch.Tensor:  # type: ignore[override]  # mypy takes it for a property
         with errors_as_bad_image(self.name):
             if _decode_jpeg:
                 pixels = None
@@ -150,10 +134,9 @@ def open_image(data: bytes, channels: int, name: Name, decoding: Decoding = Deco
     """
     header = read_header(data)
     if header and header.is_baseline:
-        size = header.height, header.width
         is_plain = header.components in (1, channels) and not header.has_app1
-        if is_plain and is_affordable(*size, decoding.max_pixels):  # Pillow takes 0.1 ms
-            return PlainJpeg(data, channels, size, name)
+        if is_plain and is_affordable(header.height, header.width, decoding.max_pixels):  # Pillow takes 0.1 ms
+            return PlainJpeg(data, channels, name)
     plain = _open_plain_ppm(data, channels, decoding.max_pixels)
     if plain:
         return plain
@@ -161,7 +144,7 @@ def open_image(data: bytes, channels: int, name: Name, decoding: Decoding = Deco
         raise BadImage(name(), "is empty (0 bytes)", _FIX)
     with _opened(data, name, decoding.max_pixels) as (image, messages):
         if image.format in ("JPEG", "MPO") and image.mode in ("L", MODES[channels]) and not _has_exif_rotation(image):
-            return PlainJpeg(data, channels, (image.height, image.width), name)
+            return PlainJpeg(data, channels, name)
         pixels = _decode_with_pillow(data, image, MODES[channels], decoding.grey_range)
     return LazyImage(pixels, "; ".join(messages))
 

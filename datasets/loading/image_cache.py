@@ -4,8 +4,8 @@ The memory is a file without a name (memfd), which lasts as long as a process ha
 not limited by the size of /dev/shm. Workers and other ranks open it through /proc. It grows with each image, by calls
 that fail if memory is full; a write to mapped memory would end the process (SIGBUS).
 
-A cached image has the pixels of the file, bit for bit. A file that is not decoded as a whole without a warning is
-decoded again at each use: a crop of it may be intact.
+A cached image has the pixels of the file, bit for bit. A file that is not decoded without a warning is decoded again at
+each use.
 """
 
 import fcntl
@@ -21,21 +21,19 @@ import numpy as np
 import torch
 
 from datasets.decoding.decode import LazyImage
-from datasets.decoding.images import BadImage
 from utils.system import available_bytes
 
 SHARE = 0.5  # of the free host memory: the rest is for the optimizer, the workers, and other programs
 _CHECKED_BYTES = 2**26  # of images between two looks at the free memory
 _END = 0  # in the table; the images follow
-_REFUSED = -1
 _HEAD_BYTES, _ALIGNMENT = 8, 64
 
 
 class ImageCache:
     """The images of several splits, N in all, with C channels, in the file `path`, which has the name `name`.
 
-    The file begins with a table, int64 (1 + N,): the bytes in use after it, and the place of each image in the file; 0:
-    not decoded yet, -1: not decoded without a warning. An image is int32 (2,), height and width, and uint8 (H, W, C).
+    The file begins with a table, int64 (1 + N,): the bytes in use after it, and the place of each image in the file, 0
+    for an image that is not in it. An image is int32 (2,), height and width, and uint8 (H, W, C).
     Raises OSError, ValueError: the file cannot be opened.
     """
 
@@ -57,18 +55,14 @@ class ImageCache:
     def open(self, index: int, decode: Callable[[], LazyImage]) -> LazyImage:
         """The image at `index` of all. decode: opens its file; its errors are raised."""
         place = int(self._table[1 + index])
-        if place > 0:
+        if place:
             return LazyImage(self._pixels(place))
         image = decode()
-        if place == _REFUSED or self._table[_END] >= len(self._memory):
-            return image
-        with suppress(BadImage):
+        if self._table[_END] < len(self._memory):
             pixels = image.pixels
             if not image.warning:
                 self._add(index, pixels)
-                return LazyImage(pixels)
-        self._table[1 + index] = _REFUSED
-        return decode()  # without the warning
+        return image
 
     def _pixels(self, place: int) -> torch.Tensor:
         height, width = np.frombuffer(self._memory, np.int32, 2, place).tolist()

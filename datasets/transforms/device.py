@@ -25,10 +25,10 @@ from configs.parts import DEVICE_AUGMENTATIONS
 from configs.schema import Data, Train
 from configs.schema.train import in_first_plan
 from datasets.batch import Batch, Drawn
-from datasets.decoding.decode import Box
 from datasets.sources.samples import UNKNOWN
 from utils.errors import UserError
 
+Box = tuple[int, int, int, int]  # top, left, height, width in pixels
 _NUMPY_SEEDS = 2**63 - 1
 
 

@@ -31,8 +31,8 @@ from torch.nn.functional import interpolate
 from configs.parts import HOST_AUGMENTATIONS, running_plugins
 from configs.schema import Data, Train
 from datasets.batch import Drawn
-from datasets.decoding.decode import Box, LazyImage, from_pillow, to_pillow
-from datasets.transforms.device import RandomDeviceOperation, device_operations
+from datasets.decoding.decode import LazyImage, from_pillow, to_pillow
+from datasets.transforms.device import Box, RandomDeviceOperation, device_operations
 from utils.errors import UserError
 from utils.seeding import derive_seed
 from utils.system import package_folder
@@ -289,11 +289,12 @@ _ImageOperation = Callable[[torch.Tensor, random.Random], torch.Tensor]
 
 
 def random_resized_crop(data: Data, image: LazyImage, rng: random.Random) -> torch.Tensor:
-    """A random box of the image, resized to (C, S, S) (Szegedy et al., 2014). Only the box is decoded if possible."""
+    """A random box of the image, resized to (C, S, S) (Szegedy et al., 2014)."""
     height, width = data.input_size
     low, high = (ratio * (width / height) for ratio in data.random_crop_ratio)
-    box = random_crop_box(*image.size, data.random_crop_scale, (low, high), rng)
-    return resize(image.crop(box), *data.input_size, data.interpolation)
+    _, rows, columns = image.pixels.shape
+    top, left, rows, columns = random_crop_box(rows, columns, data.random_crop_scale, (low, high), rng)
+    return resize(image.pixels[:, top : top + rows, left : left + columns], height, width, data.interpolation)
 
 
 def random_flip(axis: int, probability: float, image: torch.Tensor, rng: random.Random) -> torch.Tensor:
@@ -316,13 +317,10 @@ class HostTransform:
         self.plugins = running_plugins()  # the first attribute: a worker runs them before it unpickles the operations
         self.crop, self.operations, self.device_operations, self.seed = crop, operations, device_operations, seed
 
-    def generator(self, epoch: int, index: int, repeat: int = 0) -> random.Random:
-        place = (epoch, index, repeat) if repeat else (epoch, index)
-        return random.Random(derive_seed(self.seed, "augment", *place))
-
     def __call__(self, image: LazyImage, epoch: int, index: int, repeat: int = 0) -> tuple[torch.Tensor, list[Any]]:
         """Returns uint8 (C, S, S) and the parameters that each device operation has drawn for this sample."""
-        rng = self.generator(epoch, index, repeat)
+        place = (epoch, index, repeat) if repeat else (epoch, index)
+        rng = random.Random(derive_seed(self.seed, "augment", *place))
         pixels = self.crop(image, rng)
         expected = pixels.dtype, pixels.shape
         for operation in self.operations:

@@ -17,7 +17,6 @@ from PIL import Image, ImageOps, features
 from datasets.decoding import decode
 from datasets.decoding.decode import Decoding, open_image
 from datasets.decoding.images import BadImage
-from datasets.transforms.host import random_crop_box
 from tests.datasets.photo import PHOTO, as_tensor, decode_image, encode, jpeg, png16, tiff16
 
 ALPHA = Image.radial_gradient("L").resize(PHOTO.size)
@@ -174,22 +173,6 @@ def test_the_first_decoder_that_loads_is_used(monkeypatch):
     assert decode._find_jpeg_decoder() is None
 
 
-SHARES = (0.01, 1.0), (0.2, 5.0)  # of the area of a crop, and its ratios
-JPEGS = [kind for kind in KINDS if kind.startswith("jpeg")]
-
-
-@pytest.mark.parametrize("kind", JPEGS)
-def test_a_crop_equals_that_of_the_whole_image(kind):
-    data = KINDS[kind]
-    rng = random.Random(0)
-    for channels in (1, 3):
-        whole = decode_image(data, channels)
-        boxes = [random_crop_box(*whole.shape[1:], *SHARES, rng) for _ in range(20)]
-        for top, left, height, width in [*boxes, (0, 0, *whole.shape[1:]), (198, 260, 1, 1)]:
-            part = open_image(data, channels, name).crop((top, left, height, width))
-            assert torch.equal(part, whole[:, top : top + height, left : left + width])
-
-
 def bomb() -> bytes:
     """A PNG whose header claims 30000 x 30000 pixels."""
     data = bytearray(encode(PHOTO, "PNG"))
@@ -286,26 +269,13 @@ def damages(data: bytes, rng: random.Random) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("kind", WHOLE)
 def test_a_damaged_jpeg_has_the_pixels_of_pillow_or_is_refused(kind, capfd):
-    """Whole, and as a crop; no gray that stands for missing pixels. In all 500 files."""
+    """No gray stands for missing pixels. In all 500 files."""
     rng = random.Random(kind)
     for damage, data in damages(WHOLE[kind], rng).items():
-        crops = []
-        try:
-            expected = pillow(data, "RGB")
-        except Exception:  # Pillow refuses it
-            expected = None
-        for _ in range(3):
-            with contextlib.suppress(BadImage):
-                image = open_image(data, 3, name)
-                box = random_crop_box(*image.size, *SHARES, rng)
-                crops.append((box, image.crop(box)))
         with contextlib.suppress(BadImage):
-            whole = decode_image(data, 3)
-            crops.append(((0, 0, *whole.shape[1:]), whole))
-        for (top, left, height, width), crop in crops:
-            assert expected is not None, damage
-            assert (crop.int() - expected[:, top : top + height, left : left + width].int()).abs().max() <= 1, damage
-            assert height * width < 100 or not (crop[:, -1] == 128).all(), damage
+            pixels = decode_image(data, 3)
+            assert (pixels.int() - pillow(data, "RGB").int()).abs().max() <= 1, damage
+            assert pixels[0].numel() < 100 or not (pixels[:, -1] == 128).all(), damage
     assert capfd.readouterr().err == ""
 
 
@@ -330,4 +300,4 @@ def test_max_pixels_and_the_longest_side():
     data = flat(1000, 10, "PNG")
     with pytest.raises(BadImage, match=r"DATA.MAX_PIXELS=10000"):
         open_image(data, 3, name, Decoding(max_pixels=9999))
-    assert open_image(data, 3, name, Decoding(max_pixels=10_000)).size == (10, 1000)
+    assert open_image(data, 3, name, Decoding(max_pixels=10_000)).pixels.shape == (3, 10, 1000)

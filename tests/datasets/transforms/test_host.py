@@ -17,6 +17,7 @@ from torchvision.transforms.v2 import Resize
 from configs.parts import HOST_AUGMENTATIONS, Part
 from configs.schema import Data, Train
 from datasets.decoding.decode import LazyImage, open_image
+from datasets.transforms import host
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import (
     HostTransform,
@@ -107,21 +108,21 @@ def test_timms_no_aug_squashes_in_training_only(size):
         assert torch.equal(eval_crop(image, **keys), eval_crop(image, IMAGE_SIZE=size))
 
 
-def test_draws_equal_those_of_earlier_versions():
+def test_draws_equal_those_of_earlier_versions(monkeypatch):
     """The recorded digest keeps old runs resumable: boxes, flips and erased boxes of 400 samples."""
     columns = torch.linspace(0, 255, 500).to(torch.uint8).expand(3, 375, 500)
     boxes = []
 
-    class Image(LazyImage):
-        def crop(self, box):
-            boxes.append(box)
-            return super().crop(box)
+    def draw_box(*arguments):
+        boxes.append(random_crop_box(*arguments))
+        return boxes[-1]
 
+    monkeypatch.setattr(host, "random_crop_box", draw_box)
     drawn = []
     for seed in (0, 7):
         transform = transform_of({"IMAGE_SIZE": 8}, seed, RANDOM_ERASE_PROB=0.5)
         for number in range(200):
-            pixels, (erased,) = transform(Image(columns), number % 3, 1000 * number, number % 2)
+            pixels, (erased,) = transform(LazyImage(columns), number % 3, 1000 * number, number % 2)
             drawn.append((boxes.pop(), bool(pixels[0, 0, 0] > pixels[0, 0, -1]), erased))
     assert drawn[0] == ((20, 56, 320, 383), False, None)
     assert drawn[-1] == ((162, 235, 163, 180), True, [(1, 1, 6, 3)])
@@ -150,7 +151,7 @@ def test_resize_is_pillows_antialiased_filter(top, left, height, width, mode, in
     photo = PHOTO.resize((320, 280)).convert(mode)
     part = photo.crop((left, top, left + width, top + height))
     reference = as_tensor(part.resize((size, size), Image.Resampling[interpolation.upper()]))
-    crop = LazyImage(as_tensor(photo)).crop((top, left, height, width))
+    crop = as_tensor(photo)[:, top : top + height, left : left + width]
     crop = resize(crop, size, size, interpolation)
     assert crop.dtype == torch.uint8
     assert crop.shape == reference.shape
