@@ -113,21 +113,15 @@ class Strategy:
 
         Raises ValueError: the state belongs to other parameters.
         """
-        restored = ("params", "nesterov")  # before version 0.3, SGD had Nesterov momentum
-        settings = [
-            {key: value for key, value in group.items() if key not in restored} for group in optimizer.param_groups
-        ]
-        order, parameters = (
-            [one for group in groups for one in group["params"]]
-            for groups in (state["param_groups"], optimizer.param_groups)
-        )
-        parameter_of = dict(zip(order, parameters, strict=False))  # the optimizer refuses another number
+        settings = [dict(group) for group in optimizer.param_groups]
+        numbered = dict(enumerate(one for group in settings for one in group["params"]))  # as torch numbers them
         moments = {
-            index: tree_map_only(torch.Tensor, partial(self.receive, own=parameter_of.get(index)), values)
-            for index, values in state["state"].items()
+            number: tree_map_only(torch.Tensor, partial(self.receive, own=numbered.get(number)), values)
+            for number, values in state["state"].items()
         }
         optimizer.load_state_dict(state | {"state": moments})
         for group, present in zip(optimizer.param_groups, settings, strict=True):
+            present.pop("nesterov", None)  # before version 0.3, SGD had Nesterov momentum
             group.update(present)
         for parameter, moments in optimizer.state.items():
             optimizer.state[parameter] = tree_map_only(torch.Tensor, partial(_copy_like, parameter), moments)

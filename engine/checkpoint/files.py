@@ -34,11 +34,11 @@ from engine.checkpoint.run_folder import (
 )
 from engine.checkpoint.weights_record import check_description, check_values, read_split
 from engine.progress import NUM_SUMS
-from models.weights.read import has_backing_storage
+from models.weights.read import with_tensors
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, find_on_main
 from utils.errors import REFUSED, Unavailable, UserError, error_from
-from utils.file_formats.pickles import checked_archive_bytes
-from utils.files import atomic_save, tensor_bytes, tensors_in, verify_checksum
+from utils.file_formats.pickles import read_pickle
+from utils.files import atomic_save, tensor_bytes, verify_checksum
 from utils.metric_table import METRICS
 from utils.system import available_bytes
 from utils.torch_compat import tree_map_only
@@ -253,9 +253,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         )
     try:
         verify_checksum(path, required=True)
-        archive_bytes = checked_archive_bytes(path)
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        is_backed = all(has_backing_storage(tensor, archive_bytes) for tensor in tensors_in(state))
+        state = with_tensors(read_pickle(path))
     except UserError:
         raise
     except OSError as error:
@@ -266,8 +264,6 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     state = state if isinstance(state, dict) else {}
     if "model" in state and "format" not in state:
         raise UserError(f"{path}: has weights only; start from them with -pretrained={shlex.quote(str(path))}")
-    if not is_backed:
-        raise UserError(f"{path}: declares tensors that the file does not contain; use another")
     _check_content(path, state)
     small = {entry: state[entry] for entry in state.keys() - {*LARGE}}
     return state | tree_map_only(torch.Tensor, torch.clone, small)  # a run keeps them, and not the file

@@ -157,6 +157,14 @@ def _balanced_weights(targets: np.ndarray, num_classes: int) -> torch.Tensor:
     return weights
 
 
+def label_loss(config: Config, targets: np.ndarray | None, device: torch.device) -> Loss:
+    """The loss on the labels. targets: of the training split; None in a trial. Raises as `read_class_weights`."""
+    weights = None
+    if targets is not None:
+        weights = read_class_weights(config.loss, targets, config.model.num_logits, device)
+    return build_loss(config.loss, config.train.smoothing, weights, config.data.multi_label)
+
+
 # Logits (B, classes); of a model with two heads in training: (class head, distillation head).
 Outputs = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 # (outputs, targets, images that the student received) -> loss (), summed over the samples
@@ -180,10 +188,7 @@ def build_step_loss(
     Raises UserError: as `read_class_weights` and `build_teacher`.
     """
     options = config.train
-    weights = None
-    if targets is not None:
-        weights = read_class_weights(config.loss, targets, config.model.num_logits, precision.device)
-    base = build_loss(config.loss, options.smoothing, weights, config.data.multi_label)
+    base = label_loss(config, targets, precision.device)
     if options.distillation_type == "none":
         return lambda outputs, targets, images: base(outputs, targets), None
     teacher = build_teacher(config, precision, class_names)

@@ -157,8 +157,8 @@ class RunReport:
     cannot be written, for example on a full disk, gives a line in the log and never ends the run.
     """
 
-    def __init__(self, outputs: RunOutputs, config: Config, is_main: bool) -> None:
-        self.outputs, self.config, self._is_main = outputs, config, is_main
+    def __init__(self, outputs: RunOutputs, config: Config) -> None:
+        self.outputs, self.config = outputs, config
         self._best: Evaluated | None = None
         self._is_end = False
         self._failed = list[Callable[[], None]]()
@@ -177,8 +177,6 @@ class RunReport:
         evaluated: the latest one. If it is the best one and there is no time for its files, only the end of the run
         writes them.
         """
-        if not self._is_main:
-            return
         if evaluated and evaluated.is_best:
             self._best = evaluated
         self._is_end = now

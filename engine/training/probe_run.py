@@ -13,7 +13,7 @@ from engine.plan.training import Plan
 from engine.precision.policy import set_process_switches
 from engine.run.log import RunLogger
 from engine.run.record import SUSPECTS
-from engine.training.loss import build_loss, read_class_weights
+from engine.training.loss import label_loss
 from engine.training.session import match_classes
 from engine.training.trainer import Trainer
 from models.build import build_model
@@ -58,8 +58,7 @@ def run_probe(trainer: Trainer) -> None:
 
 def _task(plan: Plan, model: nn.Module, evaluator: Evaluator, logger: RunLogger) -> ProbeTask:
     config = plan.config
-    weights = read_class_weights(config.loss, plan.train.targets, config.model.num_logits, evaluator.context.device)
-    loss = build_loss(config.loss, config.train.smoothing, weights, config.data.multi_label)
+    loss = label_loss(config, plan.train.targets, evaluator.context.device)
     return ProbeTask(config, model, evaluator, plan.train, plan.val, loss, logger)
 
 

@@ -86,10 +86,10 @@ class Trainer:
         self._saved_step = self.progress.step
         self._save_started = -math.inf
         self._write_seconds = 0.0
-        self.report = RunReport(outputs, config, is_main)
-        self.record.on_end = partial(self.report.update, now=True)
+        self.report = RunReport(outputs, config)
         self.writer: CheckpointWriter | None = None  # on a rank that writes no checkpoints
         if is_main:
+            self.record.on_end = partial(self.report.update, now=True)
             # `Strategy.gather` copies a sharded state.
             self.writer = CheckpointWriter(outputs.folder, config.keep_checkpoints, self._on_written, is_sharded)
             # A launcher may kill the run a second after the signal, while it is being saved.

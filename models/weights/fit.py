@@ -16,6 +16,7 @@ from timm.models import adapt_input_conv
 from torch import nn
 
 from configs.schema.model import Model
+from configs.weights import NPZ
 from models.weights.choose import FINE_TUNE, Purpose, choose
 from models.weights.names import State, head_names, summarize_names
 from models.weights.read import LOST, WeightsFile, read_weights
@@ -27,6 +28,8 @@ _OF_THE_INPUT = {  # of a transformer: without them it computes something else
     "cls_token", "dist_token", "reg_token", "register_tokens", "pos_embed", "absolute_pos_embed", "norm_pre",
 }  # fmt: skip
 _DEFAULTS = Model()
+# As timm's reader of .npz files resizes position embeddings: bilinear, no filter (findings/scipy-zoom.sh)
+_GOOGLES = {"interpolation": "bilinear", "antialias": False}
 _COMPUTED = ("relative_position_index", "attn_mask", "attention_bias_idxs")  # they follow from the size of the model
 
 
@@ -214,7 +217,7 @@ class Pairs:
         if "pos_embed" in self.fixed:
             _check_formula(weights.file, source[0, prefix_tokens:], old, target[0, prefix_tokens:], grid)
         elif old != grid:
-            self._resample_positions(old, grid, prefix_tokens, weights.format.resampling)
+            self._resample_positions(old, grid, prefix_tokens, _GOOGLES if weights.kind == NPZ else {})
         elif not stated and grid[0] != grid[1]:
             text = f"positions: the weights state no image size; read as {grid[0]} x {grid[1]} tokens"
             self.fitted.remarks.append(Note("screen", text))

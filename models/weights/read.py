@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from utils.file_formats.pickles import (
     pickled_model,
 )
 from utils.files import read_json, verify_checksum
+from utils.torch_compat import tree_map_only
 
 _GOOGLE_PREFIXES = ("", "params/", "params/img/", "opt/target/")
 _MAX_DEPTH = 3  # of entries in entries
@@ -73,15 +74,11 @@ class WeightsFile(Header):
     .safetensors. Names are the file's, of Google's ViT timm's; tensors of PaddlePaddle are in its layout.
     """
 
-    @property
-    def format(self) -> "_Format":
-        return _FORMATS[self.kind]
-
     @cached_property
     def tensors(self) -> Tensors:
         """Raises UserError: a damaged file, without tensors, or a pickle that calls a function."""
         with self.explained():
-            tensors = self.format.read(self)
+            tensors = _READERS[self.kind](self)
         adapters = [name for state in tensors.states.values() for name in state if _ADAPTER.search(name)]
         if adapters:
             fix = "save the weights with them merged, as peft's merge_and_unload() returns the model"
@@ -96,8 +93,9 @@ class WeightsFile(Header):
     @cached_property
     def own_options(self) -> dict[str, Any]:
         """The sections of options in a checkpoint or export of this program; empty in a file of another one."""
+        parse: Callable[[str], Any] = json.loads if self.kind == SAFETENSORS else parse_value
         with suppress(Exception):  # a file of another program has any content
-            options: dict[str, Any] = self.format.parse(self.entries[OPTIONS_ENTRY])
+            options: dict[str, Any] = parse(self.entries[OPTIONS_ENTRY])
             if isinstance(options["MODEL"], dict) and isinstance(options["DATA"], dict):
                 return options
         return {}
@@ -251,7 +249,7 @@ def find_tensors(content: Any, max_array_bytes: int, from_numpy: Callable[[Any],
                 max_array_bytes -= len(one.content)
                 if max_array_bytes < 0:
                     raise ValueError("arrays share their data")
-            if type(one) is not ArrayRecord and not isinstance(one, TensorRecord):
+            elif not isinstance(one, TensorRecord):
                 if isinstance(key, str) and depth < _MAX_DEPTH:
                     found.append((f"{path}.{key}" if path else key, one, depth + 1))
                 continue
@@ -267,12 +265,12 @@ def find_tensors(content: Any, max_array_bytes: int, from_numpy: Callable[[Any],
 
 def _tensor_of(record: ArrayRecord | TensorRecord, from_numpy: Callable[[Any], torch.Tensor]) -> torch.Tensor | None:
     """None for one without all its elements, or not of numbers."""
-    if isinstance(record, TensorRecord):
-        return map_tensor(record) if is_in_file(record) and 0 not in record.shape else None
-    try:
-        return from_numpy(record.array())
-    except Exception:  # of many types, for a damaged one
-        return None
+    with suppress(Exception):  # of many types, for a damaged one
+        if isinstance(record, ArrayRecord):
+            return from_numpy(record.array())
+        if 0 not in record.shape:
+            return map_tensor(record)
+    return None
 
 
 def _unnamed(value: Any) -> Any:
@@ -283,37 +281,28 @@ def _unnamed(value: Any) -> Any:
     return value
 
 
-def is_in_file(record: TensorRecord) -> bool:
-    """Returns whether the file contains all elements. A stride of 0 makes 10^12 elements from four bytes."""
-    return math.prod(record.shape) * getattr(torch, record.storage.dtype).itemsize <= len(record.storage.data)
-
-
-def with_tensors(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries with tensors in place of their records."""
-    return {name: map_tensor(one) if isinstance(one, TensorRecord) else one for name, one in entries.items()}
+def with_tensors(content: Any) -> Any:
+    """The content of a file with tensors in place of their records. Raises as `map_tensor`."""
+    return tree_map_only(TensorRecord, map_tensor, content)
 
 
 def map_tensor(record: TensorRecord) -> torch.Tensor:
-    """The tensor, whose elements stay in the file. Raises an exception of any type for a damaged record."""
+    """The tensor, whose elements stay in the file. Raises an exception of any type for a damaged record.
+
+    Also for one whose elements the file does not contain: a stride of 0 makes 10^12 of them from four bytes.
+    """
     elements = torch.empty(0, dtype=getattr(torch, record.storage.dtype))
     if len(record.storage.data):
         elements = torch.frombuffer(record.storage.data, dtype=elements.dtype)
+    if math.prod(record.shape) > len(elements):
+        raise ValueError("elements that are not in the file")
     return elements.as_strided(record.shape, record.strides, record.offset)
 
 
-def has_backing_storage(tensor: torch.Tensor, file_bytes: int) -> bool:
-    """Returns whether the file can contain all elements of the tensor; if not, the tensor must not be used.
-
-    A stride of 0 makes 10^12 elements from four bytes, meta and sparse tensors need no storage, and torch allocates a
-    storage of any size that a file of its old format states.
-    """
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
-        return False
-    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes() <= file_bytes
-
-
-def _read_pickled(weights: WeightsFile, from_numpy: Callable[[Any], torch.Tensor]) -> Tensors:
+def _read_pickled(weights: WeightsFile) -> Tensors:
     file, content = weights.file, weights.content
+    verify_checksum(file)
+    from_numpy = _as_tensor if weights.kind == PADDLE else torch.from_numpy
     tensors = find_tensors(content, checked_archive_bytes(file), from_numpy)
     for entry, state in tensors.states.items():
         is_adapted = any(name.endswith(f".{A}") for name in state)
@@ -328,15 +317,6 @@ def _read_pickled(weights: WeightsFile, from_numpy: Callable[[Any], torch.Tensor
     if inert:
         raise UserError(f"{file}: {pickled_model(inert[0])}")
     raise UserError(f"{file}: contains no dict of tensors; give a state_dict or a checkpoint with one")
-
-
-def _read_torch(weights: WeightsFile) -> Tensors:
-    verify_checksum(weights.file)
-    return _read_pickled(weights, torch.from_numpy)
-
-
-def _read_paddle(weights: WeightsFile) -> Tensors:
-    return _read_pickled(weights, _as_tensor)
 
 
 def _read_safetensors(weights: WeightsFile) -> Tensors:
@@ -372,20 +352,4 @@ def _as_tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-class _Format(NamedTuple):
-    """How a kind of file is used. read: its tensors. parse: the text of its options. resampling: further arguments of
-    timm's function that resizes position embeddings.
-    """
-
-    read: Callable[[WeightsFile], Tensors]
-    parse: Callable[[str], Any]
-    resampling: dict[str, Any]
-
-
-_FORMATS = {
-    PADDLE: _Format(_read_paddle, parse_value, {}),
-    SAFETENSORS: _Format(_read_safetensors, json.loads, {}),
-    TORCH: _Format(_read_torch, parse_value, {}),
-    # As timm's reader of these files: bilinear, no filter (findings/scipy-zoom.sh)
-    NPZ: _Format(_read_npz, parse_value, {"interpolation": "bilinear", "antialias": False}),
-}
+_READERS = {PADDLE: _read_pickled, SAFETENSORS: _read_safetensors, TORCH: _read_pickled, NPZ: _read_npz}
