@@ -54,7 +54,7 @@ def plan_batches(options: Config, ranks: int) -> BatchPlan:
     share.
     Raises UserError: the global batch is not a multiple of the batch size over all ranks.
     """
-    if options.model.tune.solves_head:
+    if options.model.solves_head:
         return BatchPlan(1, _WHOLE_EPOCH, ranks)
     total, batch_size = options.data.global_batch_size, options.data.micro_batch
     if total is None:

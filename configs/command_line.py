@@ -88,7 +88,7 @@ class Command:
             return "predict"
         if self.config.eval.enabled:
             return "eval"
-        return "probe" if self.config.model.tune.solves_head else "train"
+        return "probe" if self.config.model.solves_head else "train"
 
     @property
     def run_name(self) -> str:
@@ -211,7 +211,7 @@ def _add_plugins(table: OptionTable, paths: Sequence[str]) -> list[Note]:
 def _check_profile(config: Config, is_dry: bool) -> None:
     """Raises UserError for a command that cannot be profiled."""
     others = {"-dry_run": is_dry, "-eval": config.eval.enabled, "-resume": config.model.resume}
-    others["MODEL.TUNE probe"] = config.model.tune.solves_head
+    others["MODEL.TUNE probe"] = config.model.solves_head
     for flag, is_given in others.items():
         if is_given:
             raise UserError(f"-profile starts a new run and cannot be combined with {flag}; remove one of them")

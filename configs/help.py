@@ -19,7 +19,7 @@ from configs.resolve import ALL_RULES
 from configs.schema import Config
 from configs.schema.config import fields, is_section
 from configs.schema.families.registry import MODEL_SECTIONS
-from configs.schema.model import Model, Tune
+from configs.schema.model import Model
 from configs.schema.section import Section
 from configs.yaml_io import format_value
 from utils.errors import UserError, did_you_mean
@@ -166,7 +166,7 @@ def _type(annotation: Any) -> str:
         return "{name: value}"
     if arguments:
         return " | ".join(_type(part) for part in arguments)
-    return {NoneType: "null", bool: "true | false", str: "text", Tune: "text"}.get(annotation) or annotation.__name__
+    return {NoneType: "null", bool: "true | false", str: "text"}.get(annotation) or annotation.__name__
 
 
 if __name__ == "__main__":

@@ -63,14 +63,14 @@ class OptionTable:
     def add(self, values: dict[str, Any], source: str, places: Mapping[str, str] = _NO_PLACES) -> None:
         """Adds the values of a file or a flag as an option layer. places: 'file:line' of each key in a file.
 
-        Raises UserError: a newer version wrote them; a value in place of a section of keys.
+        Raises UserError: a newer version wrote them.
         """
         refuse_newer(values, source)
         if source != self._last_source:
             self._last_source = source
             self._last_level += 1
         for key, value in flatten(expand_switches(values)):
-            self._put(key, Row(_merge(self.get(key), value), places.get(key, source), self._last_level))
+            self.rows[key] = Row(_merge(self.get(key), value), places.get(key, source), self._last_level)
 
     def add_key(self, key: str, value: Any, source: str) -> None:
         self.add(nest({key: value}), source)
@@ -106,9 +106,8 @@ class OptionTable:
         return self.rows.get(key, Row(default)).value
 
     def set(self, key: str, value: Any) -> None:
-        """Sets a value that follows from others; nothing where a section of keys has a wrong type."""
-        if all(self.rows[section].value == {} for section in self._above(key)):
-            self._put(key, self.row(key)._replace(value=value))
+        """Sets a value that follows from others."""
+        self.rows[key] = self.row(key)._replace(value=value)
 
     def set_default(self, key: str, value: Any) -> bool:
         """Sets the value if the key has none, and returns whether it had none."""
@@ -120,29 +119,12 @@ class OptionTable:
     def remove(self, key: str) -> None:
         self.rows.pop(key, None)
 
-    def _above(self, key: str) -> list[str]:
-        """The keys with a row whose sections would have this key."""
-        return [other for other in self.rows if key.startswith(f"{other}.")]
-
-    def _put(self, key: str, row: Row) -> None:
-        """A value replaces the keys below it in lower layers. Raises UserError: a key has a value and keys below it."""
-        below = [other for other in self.rows if other.startswith(f"{key}.")]
-        if below and row.value == {}:
-            return
-        for section in self._above(key):
-            _check_section(section, self.rows.pop(section), key, row)
-        for other in below:
-            lower = self.rows.pop(other)
-            if lower.level == row.level:
-                _check_section(key, row, other, lower)
-        self.rows[key] = row
-
-
-def _check_section(section: str, upper: Row, key: str, lower: Row) -> None:
-    """Raises UserError if a section of keys has a value: it would be ignored."""
-    if upper.value != {}:
-        problem = f"must be a section of keys, as {key} is given ({lower.source})"
-        raise UserError(f"{upper.source}: {section} is {shorten(upper.value)}: {problem}")
+    def check_sections(self) -> None:
+        """Raises UserError if a key has a value and keys below it, one of which would be ignored."""
+        for section, row in self.rows.items():
+            start = f"{section}."
+            if row.value != {} and any(key.startswith(start) for key in self.rows):
+                raise UserError(f"{row.source}: {section} is {shorten(row.value)}: must be a section of keys")
 
 
 def _switches(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -173,7 +155,10 @@ def nest(values: dict[str, Any]) -> dict[str, Any]:
         section = nested
         for name in sections:
             section = section.setdefault(name, {})
-        section[key] = value
+            if not isinstance(section, dict):  # a wrong value, which the check of the options names
+                break
+        else:
+            section[key] = section.get(key, {}) if value == {} else value
     return nested
 
 
@@ -460,7 +445,7 @@ def _error_line(key: str, error: ErrorDetails, table: OptionTable) -> str:
         name = message.split()[0].rstrip(":")
         full = f"{key}.{name}".lstrip(".")
         return f"{table.origin(full) or origin}{full}{message.removeprefix(name)}"
-    if error["type"] == "model_type":
+    if error["type"] in ("model_type", "union_tag_not_found"):
         message = "must be a section of keys"
     names = re.findall("'([^']+)'", error.get("ctx", {}).get("expected", ""))  # of a value that is one of several
     hint = did_you_mean(format_value(given), names)

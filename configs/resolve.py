@@ -39,9 +39,9 @@ from utils.metric_table import metrics_of
 from utils.notes import Note
 
 WARMUP, EPOCHS = "TRAIN.WARMUP_EPOCHS", "TRAIN.NUM_EPOCHS"
-_WITHOUT_AMP = ("AMP.ENABLED", "AMP.PRESET", "AMP.TF32", "AMP.MAX_SKIPPED_STEPS")  # have an effect without -amp
 # Patterns of keys, and the option with the values without which they have no effect
 _NEEDS: tuple[tuple[str, str, tuple[object, ...]], ...] = (
+    ("AMP.DTYPE AMP.LEVEL AMP.*_LOSS_SCALING AMP.INCR_* AMP.DECR_* AMP.CUSTOM_*", "AMP.ENABLED", (True,)),
     ("TRAIN.MODEL_EMA_*", "TRAIN.MODEL_EMA", (True,)),
     ("TRAIN.RAND_AUGMENT_*", "TRAIN.RAND_AUGMENT", (True,)),
     ("TRAIN.DISTILLATION_TAU", "TRAIN.DISTILLATION_TYPE", ("soft",)),
@@ -78,6 +78,7 @@ def follow_options(given: OptionTable) -> tuple[Config, OptionTable, list[Note]]
     table = copy.deepcopy(given)
     notes = list[Note]()
     failure = None
+    table.check_sections()
     _check_family(table)
     try:
         for rule in RULES:
@@ -99,9 +100,6 @@ def follow_options(given: OptionTable) -> tuple[Config, OptionTable, list[Note]]
 
 def _check_family(table: OptionTable) -> None:
     """Raises UserError if MODEL.TYPE names no family."""
-    model = table.get("MODEL", {})
-    if model != {}:
-        raise UserError(f"{table.origin('MODEL')}MODEL is {shorten(model)}: must be a section of keys")
     name = table.get("MODEL.TYPE", "vit")
     if str(name).lower() not in MODEL_SECTIONS:
         known = ", ".join(MODEL_SECTIONS)
@@ -267,22 +265,13 @@ def drop_rates_follow_recipe(options: OptionTable) -> Iterator[Note]:
     yield Note("screen", f"Of -cfg: {kept}; the recipe {name} has {own}")
 
 
-def amp_keys_need_amp(options: OptionTable) -> Iterator[Note]:
-    """Keys of AMP in -opts have no effect without -amp; a recipe may hold them for runs with the flag."""
-    typed = [key for key, row in options.rows.items() if row.source == "-opts" and key.startswith("AMP.")]
-    unused = [key for key in typed if key not in _WITHOUT_AMP]
-    if not unused or options.get("AMP.ENABLED") is True:
-        return
-    yield Note("warning", f"{', '.join(unused)}: no effect without -amp")
-
-
 def keys_need_others(options: OptionTable) -> Iterator[Note]:
     """Keys in -opts have no effect without the option that they belong to; a recipe may hold them for runs with it."""
-    if options.get("EVAL.ENABLED") is True:  # which uses none of them
-        return
     typed = [key for key, row in options.rows.items() if row.source == "-opts"]
-    for pattern, other, values in _NEEDS:
-        unused = [key for key in typed if fnmatchcase(key, pattern)]
+    for patterns, other, values in _NEEDS:
+        if options.get("EVAL.ENABLED") is True and other != "AMP.ENABLED":  # evaluations use AMP alone
+            continue
+        unused = [key for key in typed if any(fnmatchcase(key, pattern) for pattern in patterns.split())]
         if unused and options.get(other) not in values:
             wanted = " or ".join(map(format_value, values))
             yield Note("warning", f"{', '.join(unused)}: no effect without {other}={wanted}")
@@ -355,7 +344,6 @@ RULES: tuple[Callable[[OptionTable], Iterable[Note]], ...] = (
     rate_follows_tuning,
     defaults_follow_family,
     drop_rates_follow_recipe,
-    amp_keys_need_amp,
     loss_follows_labels,
     classes_follow_choice,
     batch_of_rate_follows_rate,
@@ -368,7 +356,7 @@ RULES: tuple[Callable[[OptionTable], Iterable[Note]], ...] = (
 
 def probe_has_one_epoch(options: Config) -> Config:
     """MODEL.TUNE probe: NUM_EPOCHS is 1, images are read by BATCH_SIZE_EVAL; keys without effect get their defaults."""
-    if not options.model.tune.solves_head or options.eval.enabled:
+    if not options.model.solves_head or options.eval.enabled:
         return options
     train = Train(NUM_EPOCHS=1, WARMUP_EPOCHS=0, SMOOTHING=options.train.smoothing)
     size = {"batch_size": 1, "batch_size_eval": options.data.eval_batch_size}

@@ -82,7 +82,7 @@ def find_published(options: Model) -> dict[str, str]:
     name = options.name
     published: Any = timm.get_pretrained_cfg(name)
     scratch = "-opts MODEL.PRETRAINED=null"
-    if options.tune.kind != "full":  # a random backbone would not be trained
+    if options.tune != "full":  # a random backbone would not be trained
         scratch = "-cfg=configs/folder_small.yaml"
     fix = f"give -pretrained=FILE of them, or train from scratch with {scratch}"
     if not published or not published.has_weights:

@@ -32,9 +32,9 @@ from utils.torch_compat import BatchNorm
 
 def tune(model: nn.Module, options: Model) -> None:
     """Freezes what MODEL.TUNE does not train, and adds its adapters. Raises UserError for a model without that part."""
-    kind = options.tune.kind
-    if kind == "last":
-        _train_last_blocks(model, options.tune.blocks, options.name)
+    kind, _, blocks = options.tune.partition(":")
+    if blocks:
+        _train_last_blocks(model, int(blocks), options.name)
     elif kind == "lora":
         add_adapters(model, options.lora, options.name)
     elif kind != "full":
@@ -87,7 +87,7 @@ def set_training(model: nn.Module, options: Model) -> None:
 
     With adapters all blocks are in training mode. Batch norms are frozen with adapters, or by MODEL.BATCH_NORM.
     """
-    if options.tune.kind in ("full", "lora"):
+    if options.tune in ("full", "lora"):
         model.train()
     else:
         _set_modes(model, after=True)

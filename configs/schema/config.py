@@ -111,7 +111,7 @@ class Config(Section):
 
     @property
     def _is_probe(self) -> bool:
-        return self.model.tune.solves_head and not self.eval.enabled
+        return self.model.solves_head and not self.eval.enabled
 
     def _problems(self) -> Iterator[str]:
         yield from self._problems_of_image_size()
@@ -167,7 +167,7 @@ class Config(Section):
             yield "EVAL.SUSPECTS needs MODEL.TUNE probe; give -cfg=configs/probe.yaml, or set it to false"
         if self._is_probe and self.parallel.strategy != "ddp":
             yield f"PARALLEL.STRATEGY {self.parallel.strategy}: MODEL.TUNE probe needs whole models; set it to ddp"
-        if model.tune.kind == "lora" and "lamb" in train.optimizer.name.lower() and trains:
+        if model.tune == "lora" and "lamb" in train.optimizer.name.lower() and trains:
             steps = "LAMB's steps are in proportion to the weights, and LoRA's B starts as zero"
             yield f"TRAIN.OPTIMIZER.NAME: {steps}; set it to AdamW"
         if self.deterministic and train.compile == "max":

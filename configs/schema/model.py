@@ -1,13 +1,10 @@
 """The section MODEL: the keys that all families share. `configs/schema/families/` has the keys of each family."""
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from configs.schema.data import IMAGENET_CLASSES
 from configs.schema.section import Count, Name, OptionalPath, Positive, Probability, Section, as_names, as_tuple, option
@@ -79,34 +76,6 @@ def _is_fixed(value: Any, only: Any) -> bool:
     return only is ... or bool(as_tuple(value) == as_tuple(only))
 
 
-@dataclass(frozen=True)
-class Tune:
-    """The trained part of a model besides its head: all (full), nothing (head), the last `blocks`, adapters (lora);
-    probe: nothing, and the head is solved for.
-    """
-
-    kind: str = "full"
-    blocks: int = 0
-
-    @classmethod
-    def parse(cls, text: Any) -> "Tune":
-        """Raises PydanticCustomError for another text than `str` of a `Tune`."""
-        if isinstance(text, Tune):
-            return text
-        match = re.fullmatch(r"(full|head|lora|probe)|last:([1-9][0-9]{0,3})", str(text))
-        if not match:
-            raise PydanticCustomError("tune", "must be full, head, last:N with a number of blocks N, lora or probe")
-        return cls(match[1] or "last", int(match[2] or 0))
-
-    def __str__(self) -> str:
-        return f"last:{self.blocks}" if self.kind == "last" else self.kind
-
-    @property
-    def solves_head(self) -> bool:
-        """Whether a run is a linear probe: one step, without batches, an optimizer or a learning rate."""
-        return self.kind == "probe"
-
-
 class Lora(Section):
     """Low-rank adapters, for TUNE lora."""
 
@@ -131,8 +100,10 @@ class Model(Section):
         "null: the average, but the raw weights to evaluate another program's file",
     )
     num_classes: int | None = option(None, "number of classes; null: of the data, for imagenet2012 1000", ge=1)
-    tune: Annotated[Tune, PlainValidator(Tune.parse), PlainSerializer(str)] = option(
-        "full", "what is trained besides the head: full, head (nothing), last:N (blocks), lora, probe"
+    tune: str = option(
+        "full",
+        "what is trained besides the head: full, head (nothing), last:N (blocks), lora, probe",
+        pattern="^(full|head|lora|probe|last:[1-9][0-9]{0,3})$",
     )
     head: Literal["zero", "probe"] = option(
         "zero",
@@ -183,9 +154,14 @@ class Model(Section):
         return IMAGENET_CLASSES if self.num_classes is None else self.num_classes
 
     @property
+    def solves_head(self) -> bool:
+        """Whether a training is a linear probe: one step, without batches, an optimizer or a learning rate."""
+        return self.tune == "probe"
+
+    @property
     def freezes_batch_norms(self) -> bool:
         """Returns whether batch norms keep the statistics of the pretrained weights."""
-        if self.tune.kind == "lora":
+        if self.tune == "lora":
             return True
         if self.pretrained is None:
             return False

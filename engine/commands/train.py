@@ -47,7 +47,7 @@ def train(command: Command, context: ProcessContext) -> int:
         outputs = open_outputs(command, session, logger, locks)
         locks.callback(outputs.reporter.close)  # if training fails
         trainer = Trainer(session, outputs)
-        if plan.config.model.tune.solves_head:
+        if plan.config.model.solves_head:
             run_probe(trainer)
         else:
             trainer.train()
@@ -90,7 +90,7 @@ def dry_run(command: Command, context: ProcessContext) -> int:
         baseline = call_on_main(lambda: measure_baseline(config.data, plan.train, plan.val), context)
         if baseline:
             lines.append(str(baseline))
-        if not config.model.tune.solves_head:  # which has no batches
+        if not config.model.solves_head:  # which has no batches
             lines.append(f"Batch: {plan.batch}; peak learning rate {state.schedule.peak_lr:.3g}")
     flops = f"{cost.flops_per_image(model, config.data, trains=False) / 1e9:.2f} GFLOPs"
     flops = f"Forward pass: {flops} per image (a multiply-add counts as two)"

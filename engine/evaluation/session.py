@@ -14,7 +14,6 @@ from configs.command_line import Command
 from configs.flags import Prediction
 from configs.schema import Config, Data
 from configs.schema.data import properties_of
-from configs.schema.model import Tune
 from configs.schema.operating_point import Decision, Goal, OperatingPoint, probability_of
 from configs.weights import WeightsRecord
 from datasets.sources.class_names import names_of_labels
@@ -69,7 +68,7 @@ def build_eval_model(
     """purpose: EVALUATE or FEATURES. record: of the weights, if it has been read."""
     record = record or weights_record(config.model)
     set_process_switches(config, context.device)
-    options = config.with_model(tune=Tune()).model
+    options = config.with_model(tune="full").model
     model, fitted = build_model(options, config.data, context.device, purpose, record.image_size)
     built = eval_model_of(model, config, context)
     evaluator = built.evaluator

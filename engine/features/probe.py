@@ -171,7 +171,7 @@ def _readable(task: ProbeTask, samples: Samples, split: str, fewest: int, file: 
         task.bad_images.add(BadImage(samples.name(index), reason, "") for index, reason in file.errors.items())
     readable = np.setdiff1d(np.arange(len(samples)), list(file.errors))
     values = torch.from_numpy(file.values[readable])
-    key = "TUNE" if task.config.model.tune.solves_head else "HEAD"
+    key = "TUNE" if task.config.model.solves_head else "HEAD"
     title = f"MODEL.{key} probe: features of {split}"
     if len(values) < fewest:
         raise UserError(f"{title}: {len(values)} images can be read")

@@ -249,7 +249,7 @@ def _follow_model(command: Command) -> Command:
     norms = [one for one in backbone.modules() if isinstance(one, BatchNorm | torch.nn.LayerNorm)]
     has_batch_norms_only = {isinstance(one, BatchNorm) for one in norms} == {True}
     is_large = sum(one.numel() for one in backbone.parameters()) > _LARGE
-    rate = rate_of_tuning(model.tune.kind == "lora", is_large, has_batch_norms_only)
+    rate = rate_of_tuning(model.tune == "lora", is_large, has_batch_norms_only)
     return replace(command, config=config.with_train(base_lr=rate))
 
 

@@ -418,7 +418,7 @@ def _eager_seconds(plan: Plan, model: nn.Module, context: ProcessContext) -> flo
     config, train = plan.config, plan.config.train
     blocks: list[nn.Module] = list(getattr(model, "blocks", ()))
     kinds = {(type(one), *((each.shape, each.requires_grad) for each in one.parameters())) for one in blocks}
-    if len(kinds) != 1 or len(blocks) == 1 or config.model.tune.solves_head:
+    if len(kinds) != 1 or len(blocks) == 1 or config.model.solves_head:
         return 0.0
     if train.minutes:
         return 30 * train.minutes  # -minutes compiles twice

@@ -113,7 +113,7 @@ def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
     is_sgd = optimizer.lower() in ("sgd", "nesterov", "momentum")
     has_constant_decay = train.model_ema and train.model_ema_warmup is not True
     initial = train.model_ema_decay ** (epochs * layout.steps_per_epoch)
-    lacks_weights = is_new and model.tune.kind != "full" and not model.pretrained
+    lacks_weights = is_new and model.tune != "full" and not model.pretrained
     other_batch = _of_other_batch(train, layout.batch.global_size)
     on_cpu = cpu_warning(state.context.device)
     texts = texts_of(
@@ -174,7 +174,7 @@ def describe_on_screen(
         if new:
             weights += ", new head"
     training = "linear probe"
-    if not config.model.tune.solves_head:
+    if not config.model.solves_head:
         steps = layout.steps_per_epoch
         images = layout.batches_per_epoch * layout.batch.micro_step_size
         size = min(layout.batch.global_size, images)

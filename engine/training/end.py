@@ -133,7 +133,7 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int
     unknown = dict.fromkeys((*METRICS, "samples", "unreadable", "unreadable_images", "error"))
     started = time.perf_counter()
     try:
-        if config.model.tune.solves_head:
+        if config.model.solves_head:
             metrics, results = evaluate_test_images(config, built, test, bad_images)
         else:
             batches = build_eval_loader(config.data, test, trainer.context, config.timeout_seconds, bad_images)
@@ -211,7 +211,7 @@ def _say_what_follows(end: End, resume: str, command: Command, trainer: Trainer)
         logger.info(f"----- {end.why}Continue: {from_here(resume)}")
     elif advised:
         logger.info(f"----- Try: {from_here(advised)}")
-    elif not trainer.config.model.tune.solves_head:
+    elif not trainer.config.model.solves_head:
         logger.info(f"----- Continue: {from_here(resume)}")
     evaluate = next_command(command, "-eval", f"-pretrained={result['checkpoint']}")
     logger.log(f"----- Evaluate it: {from_here(evaluate)}")

@@ -10,7 +10,6 @@ from configs.batch_plan import plan_batches
 from configs.compare import with_defaults
 from configs.load import RUN_OPTIONS
 from configs.resolve import EPOCHS, probe_has_one_epoch
-from configs.schema.model import Tune
 from configs.schema.train import Train, in_first_plan
 from configs.yaml_io import read_yaml
 from datasets.loading.loader import TrainBatches, build_eval_loader
@@ -141,7 +140,7 @@ def _time_evaluations(plan: Plan, state: TrainState, step: float, seconds: float
 
 
 def _as_probe(plan: Plan, context: ProcessContext) -> Plan:
-    config = probe_has_one_epoch(plan.config.with_model(tune=Tune("probe")))
+    config = probe_has_one_epoch(plan.config.with_model(tune="probe"))
     return replace(plan, config=config, batch=plan_batches(config, context.world_size))
 
 

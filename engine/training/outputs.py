@@ -101,7 +101,7 @@ def _check_record(found: FoundCheckpoint, position: RunPosition, command: Comman
     fix = f"-epochs={2 * epochs} trains on them"
     if position.progress.epoch < epochs:
         fix = "-opts TRAIN.PATIENCE=null trains on them"
-    if position.config.model.tune.solves_head:
+    if position.config.model.solves_head:
         fix = new_run(found, command)
     images = f"{before.images}, now {now.images}"
     raise UserError(f"{folder}: the run has ended with other images ({images}); -eval evaluates it on them; {fix}")

@@ -5,7 +5,6 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from configs.schema.model import Tune
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.session import eval_model_of
 from engine.features.probe import ProbeTask, Solved, set_head, solve_head
@@ -68,11 +67,11 @@ def solve_new_head(plan: Plan, context: ProcessContext, logger: RunLogger) -> So
     A head of zeros is a new one. A collective call. Raises UserError as `solve_head`.
     """
     config, options, device = plan.config, plan.config.model, context.device
-    if plan.found or options.head != "probe" or options.tune.solves_head or not options.pretrained:
+    if plan.found or options.head != "probe" or options.solves_head or not options.pretrained:
         return None
     set_process_switches(config, device)
     model, _ = build_model(
-        config.with_model(tune=Tune()).model,
+        config.with_model(tune="full").model,
         config.data,
         device,
         replace(FINE_TUNE, head_rows=match_classes(plan).rows),

@@ -191,7 +191,7 @@ def build_train_state(
     if train.model_ema:
         average = WeightAverage(model, train.model_ema_decay, train.model_ema_warmup)
     if strategy.is_sharded:
-        if config.model.tune.kind == "lora":  # fully_shard reads `weight`, the effective weight, as the parameter
+        if config.model.tune == "lora":  # fully_shard reads `weight`, the effective weight, as the parameter
             problem = f"MODEL.TUNE lora: {config.parallel.strategy} cannot shard adapters"
             raise UserError(f"{problem}; use PARALLEL.STRATEGY=ddp")
         check_sharded_optimizer(train.optimizer)
@@ -204,7 +204,7 @@ def build_train_state(
     compute_model = precision.attach(model)
     peak_lr = train.base_lr * lr_factor(train, layout.batch.global_size)
     optimizer = build_optimizer(model, train, peak_lr)
-    if not config.model.tune.solves_head:  # which takes no step of the optimizer
+    if not config.model.solves_head:  # which takes no step of the optimizer
         notes += notes_on_optimizer(optimizer, peak_lr, train, layout.batch.global_size)
 
     compiled = compile_model(compute_model, train, context, strategy.is_sharded)

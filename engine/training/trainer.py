@@ -103,7 +103,7 @@ class Trainer:
         is_main = self.context.is_main
         self.baseline = BaselineThread(data, plan.train, plan.val, self.logger, is_main)
         # A resumed run has warned of parameters, and a probe has read all images.
-        is_new = plan.found is None and not self.config.model.tune.solves_head
+        is_new = plan.found is None and not self.config.model.solves_head
         reads_ahead = self.session.batches.prefetched_batches > 0 and data.on_bad_image == "error"
         is_due = is_new and reads_ahead and is_main
         self.eval_images = EvaluationImages((plan.val, plan.test), data.image_channels, is_due)

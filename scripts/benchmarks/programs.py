@@ -222,7 +222,7 @@ def add_timm_flag(parser: argparse.ArgumentParser, required: bool = False) -> No
 def check_comparable(config: Config) -> None:
     """Raises UserError if timm's train.py has no equivalent of the configuration."""
     model, train = config.model, config.train
-    unsupported = model.tune.kind, train.layer_decay, train.head_lr_scale, config.loss, train.lr_scheduler
+    unsupported = model.tune, train.layer_decay, train.head_lr_scale, config.loss, train.lr_scheduler
     if unsupported != ("full", None, 1, Loss(), LRScheduler()):
         raise UserError(
             "TUNE, LAYER_DECAY, HEAD_LR_SCALE, LOSS, LR_SCHEDULER"

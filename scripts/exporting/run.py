@@ -16,7 +16,6 @@ from torch import nn
 
 from configs.command_line import Command
 from configs.schema import Amp, Config, Data
-from configs.schema.model import Tune
 from configs.schema.operating_point import UNDECIDED
 from datasets.batch import is_padding
 from datasets.loading.loader import BatchReader
@@ -159,7 +158,7 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
             ", and an export shows whole images; set DATA.CROP_PCT=1"
         )
     # In fp32, without test-time augmentation and the parts that only training needs.
-    config = trained.config.with_model(attention="auto", grad_checkpointing=False, tune=Tune())
+    config = trained.config.with_model(attention="auto", grad_checkpointing=False, tune="full")
     config = config.model_copy(update={"amp": Amp(), "eval": config.eval.model_copy(update={"tta": "none"})})
     trained = replace(trained, config=config)
     built = build_eval_model(config, context, record=trained.record)

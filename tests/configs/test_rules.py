@@ -150,7 +150,7 @@ TUNE: 'last:2' | MODEL.FREEZE_BACKBONE=false | last:2
 @each_row(FROZEN)
 def test_paddlevits_frozen_backbone_is_a_tuned_head(tmp_path, model, option, tune):
     config = parse(tmp_path, f"MODEL: {{{model}}}", "-opts", "SEED=0", *option.split()).config
-    assert str(config.model.tune) == tune
+    assert config.model.tune == tune
     assert "FREEZE_BACKBONE" not in to_yaml(config)
     stored = parse_value(to_yaml(config))
     stored["MODEL"] |= {"TUNE": "full", "FREEZE_BACKBONE": True}

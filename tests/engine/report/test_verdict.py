@@ -43,7 +43,7 @@ def kind_of(run) -> str:
         assert flags[1:] == ["-epochs=12"]
         return "longer"
     chosen = config_for(*flags)
-    return "probe" if chosen.model.tune.kind == "probe" else "lower rate" * (chosen.train.base_lr < 1e-3)
+    return "probe" if chosen.model.tune == "probe" else "lower rate" * (chosen.train.base_lr < 1e-3)
 
 
 # Validation top-1 by epoch, its interval, baseline, majority class, options, advice
