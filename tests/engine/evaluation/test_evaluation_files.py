@@ -325,15 +325,6 @@ def test_the_word_of_a_decision_is_the_name_of_no_class(make, tmp_path):
     assert read_rows(tmp_path / "predictions.csv")[0]["decision"] == "not ill (no class)"
 
 
-def test_the_line_of_a_decision_names_the_thresholds_that_are_used(tmp_path):
-    point = OperatingPoint(name="ill", label=0, specificity=0.9, threshold=0.0, group_threshold=1.0)
-    options = Prediction("photos", 2, None, True, False, None)
-    made = Predictions(tmp_path, Noise(["a.jpg"]), ["ill", "well"], options, None, point)
-    (line,) = made.lines
-    assert "image from p 0.5 on, for 90% specificity" in line  # there are no groups
-    assert Predictions(tmp_path, Noise(["a.jpg"]), ["ill", "well"], options).lines == []
-
-
 def test_hostile_names_stay_text_in_predictions(make, tmp_path):
     names = [*HOSTILE, '"q", 1', "日本", "b\udcff"]
     make(names, names)

@@ -12,6 +12,7 @@ from test_results import results_for, results_of
 
 from configs.schema.operating_point import OperatingPoint
 from datasets.batch import PADDING
+from datasets.sources.samples import UNKNOWN
 from engine.evaluation import intervals
 from engine.evaluation import results as results_of_samples
 from engine.evaluation.intervals import confidence_interval, figures_at, ranking_of
@@ -163,7 +164,7 @@ def test_any_results_have_an_interval_that_holds_their_figure_or_none(seed):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_ranked_blocks_have_the_figures_of_the_samples_outside_them(seed, monkeypatch):
-    """Equal, adjacent, NaN and infinite scores, unreadable images, groups, absent classes, chosen thresholds."""
+    """Equal, adjacent, NaN and infinite scores; unreadable images, unknown labels, absent classes, thresholds."""
     generator = np.random.default_rng(seed)
     shape = (int(generator.integers(2, 90)), int(generator.integers(1, 6)))
     scores = generator.normal(size=shape).astype(np.float32).round(seed % 2)
@@ -173,6 +174,7 @@ def test_the_ranked_blocks_have_the_figures_of_the_samples_outside_them(seed, mo
         scores = 1 + scores * np.finfo(np.float32).eps
     for value in (np.nan, np.inf, -np.inf):
         scores[generator.random(shape) < 0.04 * (seed % 4)] = value
+    hot[generator.random(shape) < 0.1 * (seed % 2)] = UNKNOWN
     hot[generator.random(len(hot)) < 0.1] = PADDING
     of_one = generator.integers(-1, shape[1], len(hot))
     groups = [None, generator.integers(0, len(hot) // 2 + 1, len(hot)).astype(str)][seed % 2]
@@ -194,7 +196,7 @@ def test_the_ranked_blocks_have_the_figures_of_the_samples_outside_them(seed, mo
 
 def test_the_interval_of_many_labels_ranks_them_once_in_12_bytes_a_score(monkeypatch):
     generator = np.random.default_rng(0)
-    shape = (2000, 1000)
+    shape = (1000, 1000)
     targets = (generator.random(shape) < 0.003).astype(np.int8)
     results = results_of_scores(targets, generator.standard_normal(shape, np.float32))  # a quarter is predicted
     rank = Mock(wraps=results_of_samples.rank_samples)

@@ -7,13 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import CPU, ROOT, TINY_VIT, cells_of, config_for, evaluate, log_of, refused, run_here, train
+from conftest import CPU, TINY_VIT, cells_of, config_for, evaluate, log_of, refused, run_here, train
 from scipy.special import expit
 from scipy.stats import binomtest
 from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
-from test_evaluation_files import Noise, files_for, read_table
+from test_evaluation_files import Noise, read_table
 from test_results import results_for, results_of, stored_decision
-from torch import nn
 
 from configs.flags import Prediction
 from configs.schema.operating_point import Decision, OperatingPoint
@@ -25,7 +24,6 @@ from engine.evaluation.intervals import figures_at
 from engine.evaluation.predictions import Predictions
 from engine.evaluation.results import MIXED_LABELS, SampleResults, mean_by_group
 from engine.evaluation.session import note_on_goal, operating_goal
-from engine.evaluation.suspects import COLUMNS as SUSPECT_COLUMNS
 from scripts.export import main as export
 from tests.datasets.sources.source_helpers import write_image
 from utils.files import read_json
@@ -188,26 +186,6 @@ def test_a_point_of_groups_is_the_one_of_their_means(rule):
     assert list(grouped.errors.values()) == [MIXED_LABELS] * (len(groups) - len(kept))
     assert len(grouped.readable) == len(kept)
     assert figures_at(grouped, grouped.point)["sensitivity"] == pytest.approx(100 * true[1 - false >= 0.5].max())
-
-
-@pytest.mark.parametrize(("classes", "multi_label"), [(2, False), (3, True)])
-def test_the_docs_have_each_key_and_column(classes, multi_label, tmp_path, cpu):
-    """A column stands in the row of its file."""
-    docs = (ROOT / "docs/evaluation.md").read_text()
-    rows = dict(re.findall(r"^\| `(\w+\.csv)` \|(.*)", docs, re.MULTILINE))
-    results = drawn(0, classes, multi_label)
-    results = replace(results, groups=np.arange(120).astype(str), point=point_of(specificity=0.5))
-    files = files_for(tmp_path, ["well", "ill", "worse"][:classes], [f"{one}.png" for one in range(120)], cpu)
-    summary = files.write(results.metrics(), results, nn.Flatten(), epoch=1, split="val", checkpoint="best.pth")
-    names = {*summary, *summary["operating_point"], *summary["class_auroc"]}
-    assert [name for name in names if f"`{name}`" not in docs] == []
-    tables = [file for file in tmp_path.rglob("*.csv") if file.name != "confusion.csv"]
-    assert len(tables) == (8 if multi_label else 14)
-    for file in tables:
-        header = read_table(file)[0]
-        assert [name for name in header if f"`{name}`" not in rows[file.name]] == []
-    suspects = (ROOT / "docs/transfer.md").read_text()
-    assert [name for name in SUSPECT_COLUMNS if f"`{name}`" not in suspects] == []
 
 
 GOAL = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"

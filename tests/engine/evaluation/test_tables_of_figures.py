@@ -1,14 +1,17 @@
 """All tables of runs, evaluations, predictions and comparisons: pandas reads each column of figures as numbers."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import TINY_VIT, evaluate, run_here, train
-from test_evaluation_files import files_for
+from conftest import ROOT, TINY_VIT, evaluate, run_here, train
+from test_evaluation_files import files_for, read_table
 from test_operating_point import drawn, point_of
+from torch import nn
 
+from engine.evaluation.suspects import COLUMNS as SUSPECT_COLUMNS
 from scripts import report
 from tests.datasets.sources.source_helpers import write_image
 
@@ -60,13 +63,27 @@ def test_each_column_of_figures_of_a_run_is_read_as_numbers(tables):
     assert_numbers(tables)
 
 
-@pytest.mark.parametrize(("classes", "multi_label"), [(2, False), (3, False), (3, True)])
-def test_each_column_of_figures_of_an_evaluation_is_read_as_numbers(classes, multi_label, tmp_path, cpu):
+@pytest.mark.parametrize(("classes", "multi_label", "number"), [(2, False, 14), (3, False, 14), (3, True, 8)])
+def test_each_column_of_an_evaluation_is_documented_and_its_figures_are_numbers(
+    classes, multi_label, number, tmp_path, cpu
+):
+    """A column stands in the row of its file, and each key of the summary on the page."""
+    docs = (ROOT / "docs/evaluation.md").read_text()
+    described = dict(re.findall(r"^\| `(\w+\.csv)` \|(.*)", docs, re.MULTILINE))
     results = drawn(0, classes, multi_label)
     results = replace(results, groups=np.arange(120).astype(str), point=point_of(specificity=0.5))
     files = files_for(tmp_path, ["well", "ill", "-1"][:classes], [f"{one}.png" for one in range(120)], cpu)
-    files.write(results.metrics(), results, None)
-    assert_numbers([*tmp_path.rglob("*.csv")])
+    summary = files.write(results.metrics(), results, nn.Flatten(), epoch=1, split="val", checkpoint="best.pth")
+    names = {*summary, *summary["operating_point"], *summary["class_auroc"]}
+    assert [name for name in names if f"`{name}`" not in docs] == []
+    tables = [*tmp_path.rglob("*.csv")]
+    assert_numbers(tables)
+    headers = {file.name: read_table(file)[0] for file in tables if file.name != "confusion.csv"}
+    assert len(tables) - len([*tmp_path.rglob("confusion.csv")]) == number
+    for file, header in headers.items():
+        assert [name for name in header if f"`{name}`" not in described[file]] == []
+    suspects = (ROOT / "docs/transfer.md").read_text()
+    assert [name for name in SUSPECT_COLUMNS if f"`{name}`" not in suspects] == []
 
 
 def assert_numbers(tables: list[Path]) -> None:

@@ -29,11 +29,13 @@ from conftest import (
 from PIL import Image
 
 from configs.command_line import parse_command_line
+from engine.evaluation.images import read_images
 from engine.evaluation.suspects import margins, write_suspects
 from engine.features.probe import _readable
 from engine.features.store import Extracted
 from tests.datasets.sources.source_helpers import write_image
 from tests.engine.report.run_folders import read_page
+from utils.files import read_json
 from utils.tables import read_rows
 
 pytestmark = pytest.mark.usefixtures("few_penalties")
@@ -71,6 +73,8 @@ def test_the_result_is_a_full_model(probed, trained_digits, tmp_path):
     assert (probed / "evaluation" / "per_class.csv").exists()
     assert not (probed / "details/train_batch.png").exists()
     assert rows(probed)[0]["lr"] == ""
+    assert len(read_json(probed / "run.json")["facts"]["ImagesRead"]["digest"]) == 64  # of all images
+    assert len({row.sha256 for row in read_images(probed)}) > 710
     model, backbone = (torch.load(folder / "best.pth")["model"] for folder in (probed, trained_digits()))
     with refused(r"MODEL\.TUNE.*probe.* new run: .*MODEL\.TUNE=lora"):
         run_here(f"-resume={probed}", "-opts", "MODEL.TUNE=lora", "EVAL.SUSPECTS=false")
