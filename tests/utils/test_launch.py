@@ -4,8 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from conftest import ROOT, each_row, refused
@@ -19,6 +22,11 @@ from utils.signals import Interrupted
 def env(*words: str) -> dict[str, str]:
     """'RANK=0 WORLD_SIZE=2' -> the variables of an environment; later ones win."""
     return dict(word.split("=", 1) for word in " ".join(words).split())
+
+
+def under(variables: dict[str, str], function: Callable[[], Any]) -> Any:
+    with patch.object(launch, "environ", variables):
+        return function()
 
 
 ONE_OF_16 = "RANK=0 WORLD_SIZE=16"
@@ -40,7 +48,7 @@ srun | {SRUN_16} {ONE_OF_16}  # exported by a script; srun knows the local rank
 
 @each_row(LAUNCHERS)
 def test_launcher(started_by, variables):
-    assert detect_launcher(env(variables)) == started_by
+    assert under(env(variables), detect_launcher) == started_by
 
 
 # The variables, and the words of the error
@@ -67,7 +75,7 @@ PET_NNODES=1:2 | PET_NNODES is '1:2':
 @each_row(REFUSED)
 def test_a_process_that_cannot_know_its_place_is_refused(variables, words):
     with refused(words):
-        torchrun_variables(env(variables))
+        under(env(variables), torchrun_variables)
 
 
 ALL_OF_2 = f"{ONE_OF_2} LOCAL_WORLD_SIZE=2"
@@ -79,9 +87,9 @@ def test_a_torchrun_of_one_host_that_is_started_several_times_is_refused(name):
     """Each would train apart, such as under `srun -N2 torchrun` without --nnodes."""
     outer = f"SLURM_NNODES=2 SLURM_NTASKS=2 {name}=2"
     with refused(f"^{name} is '2': .*unset {name} "):
-        detect_launcher(env(TORCHRUN, outer))
+        under(env(TORCHRUN, outer), detect_launcher)
     with refused(f"^{name} is '2': .*main_multi_gpu"):
-        check_is_alone(env(outer))
+        under(env(outer), check_is_alone)
     whole_runs = [
         env(TORCHRUN, f"{name}=1"),
         env(TORCHRUN, outer, "LOCAL_WORLD_SIZE=1"),  # on two hosts
@@ -89,7 +97,7 @@ def test_a_torchrun_of_one_host_that_is_started_several_times_is_refused(name):
         env(TORCHRUN, outer, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"),  # --nnodes=1:2 with one node left
         env(TORCHRUN, outer, "PET_NNODES=1:2"),
     ]
-    assert [detect_launcher(variables) for variables in whole_runs] == 5 * ["torchrun"]
+    assert [under(variables, detect_launcher) for variables in whole_runs] == 5 * ["torchrun"]
 
 
 OF_THIS_HOST = """
@@ -104,7 +112,7 @@ LOCAL_SIZE=8 | None  # of another program
 
 @each_row(OF_THIS_HOST)
 def test_ranks_of_this_host(variables, expected):
-    place = torchrun_variables(env("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0", variables))
+    place = under(env("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0", variables), torchrun_variables)
     assert str(place.get("LOCAL_WORLD_SIZE")) == expected
 
 
@@ -117,28 +125,28 @@ SRUN = (
 @pytest.mark.parametrize("node", ["4", "x"])
 def test_srun_names_a_node_of_its_list(node):
     with refused(f"SLURM_NODEID is '{node}'"):
-        torchrun_variables(env(SRUN, f"SLURM_NODEID={node}"))
+        under(env(SRUN, f"SLURM_NODEID={node}"), torchrun_variables)
 
 
 def test_srun_variables():
-    check_is_alone(env("SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=8"))
-    translated = torchrun_variables(env(SRUN))
+    under(env("SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=8"), check_is_alone)
+    translated = under(env(SRUN), torchrun_variables)
     port = int(translated.pop("MASTER_PORT"))
     assert translated == env("RANK=5 WORLD_SIZE=7 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=node03")
     assert 20000 <= port < 30000
-    assert port != int(torchrun_variables(env(SRUN, "SLURM_STEP_ID=1"))["MASTER_PORT"])
-    assert torchrun_variables(env(SRUN, "SLURM_NODEID=3"))["LOCAL_WORLD_SIZE"] == "1"
+    assert port != int(under(env(SRUN, "SLURM_STEP_ID=1"), torchrun_variables)["MASTER_PORT"])
+    assert under(env(SRUN, "SLURM_NODEID=3"), torchrun_variables)["LOCAL_WORLD_SIZE"] == "1"
     nodes = {"node1": "node1", "node[03-05,9],x": "node03", "rack[2-3]-gpu[01,04].org,x": "rack2-gpu01.org"}
     for nodelist, host in nodes.items():
-        assert torchrun_variables(env(SRUN, f"SLURM_STEP_NODELIST={nodelist}"))["MASTER_ADDR"] == host
+        assert under(env(SRUN, f"SLURM_STEP_NODELIST={nodelist}"), torchrun_variables)["MASTER_ADDR"] == host
 
 
 def test_mpirun_over_several_hosts_needs_an_address():
-    told = torchrun_variables(env(OPEN_MPI_LOCAL, "MASTER_ADDR=head MASTER_PORT=1234"))
+    told = under(env(OPEN_MPI_LOCAL, "MASTER_ADDR=head MASTER_PORT=1234"), torchrun_variables)
     assert told["MASTER_ADDR"] == "head"
     assert told["MASTER_PORT"] == "1234"
     assert told["LOCAL_WORLD_SIZE"] == "2"
-    assert torchrun_variables(env(OPEN_MPI_LOCAL, "SLURM_NODELIST=node[1-2]"))["MASTER_ADDR"] == "node1"
+    assert under(env(OPEN_MPI_LOCAL, "SLURM_NODELIST=node[1-2]"), torchrun_variables)["MASTER_ADDR"] == "node1"
 
 
 RANK_SCRIPT = """

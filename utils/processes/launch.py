@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from os import environ
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -55,7 +56,7 @@ _OUTER_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", *_O
 _TORCHRUN_NODES = "PET_NNODES"
 
 
-def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
+def detect_launcher() -> str | None:
     """'torchrun', 'srun' or 'mpirun'; None if this script is to start the processes of this host itself.
 
     The order matters: under Slurm, mpirun starts its processes through srun. An srun of a single task (an interactive
@@ -63,157 +64,151 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
     Raises UserError: a variable has no possible value; RANK or WORLD_SIZE is set, but it is unknown which of the
     processes on this host this one is; or another program started this script, or torchrun, several times.
     """
-    _check_numbers(env)
-    if {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= env.keys():
-        fix = "give torchrun --nnodes, or leave it out (docs/clusters.md); unset {} for independent runs"
-        _refuse_several(env, _counts_around_torchrun(env), f"each torchrun would train alone on its host; {fix}")
+    _check_numbers()
+    if {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= environ.keys():
+        if _is_one_torchrun():
+            fix = "give torchrun --nnodes, or leave it out (docs/clusters.md); unset {} for independent runs"
+            _refuse_several(_OUTER_COUNTS, f"each torchrun would train alone on its host; {fix}")
         return "torchrun"
-    launcher, count = _launcher_and_count(env)
-    if env.get("WORLD_SIZE", count) != count or (launcher is None and "RANK" in env):
+    launcher = None
+    count = "1"
+    if mpi := _mpi_variables():
+        launcher = "mpirun"
+        count = environ.get(mpi[1], "1")
+    elif int(environ.get(_SRUN[1], "1")) > 1:
+        launcher = "srun"
+        count = environ[_SRUN[1]]
+    elif "RANK" in environ and environ.get("WORLD_SIZE") == "1":
+        launcher = "torchrun"
+    if environ.get("WORLD_SIZE", count) != count or (launcher is None and "RANK" in environ):
         # A PyTorchJob of Kubernetes sets RANK to the pod, WORLD_SIZE to pods x processes (kubeflow/trainer#1840).
         problem = "RANK or WORLD_SIZE without LOCAL_RANK: this process cannot know its rank"
         fix = "start torchrun on every host or pod, or unset RANK and WORLD_SIZE to train on this host alone"
         raise UserError(f"{problem}; {fix}")
     if launcher in (None, "torchrun"):
         fix = "start torchrun on each host (docs/clusters.md), or unset {} to train on this host alone"
-        counts = (*_OTHER_COUNTS, _TORCHRUN_NODES)
-        _refuse_several(env, counts, f"every node or process would train apart; {fix}")
+        _refuse_several((*_OTHER_COUNTS, _TORCHRUN_NODES), f"every node or process would train apart; {fix}")
     return launcher
 
 
-def _launcher_and_count(env: Mapping[str, str]) -> tuple[str | None, str]:
-    """The launcher of a process without torchrun's variables, and its number of processes."""
-    mpi = _mpi_variables(env)
-    if mpi:
-        return "mpirun", env.get(mpi[1], "1")
-    tasks = env.get(_SRUN[1], "1")
-    if int(tasks) > 1:
-        return "srun", tasks
-    if "RANK" in env and env.get("WORLD_SIZE") == "1":
-        return "torchrun", "1"
-    return None, "1"
-
-
-def _refuse_several(env: Mapping[str, str], counts: Iterable[str], problem: str) -> None:
+def _refuse_several(counts: Iterable[str], problem: str) -> None:
     """Raises UserError: one of these variables counts several tasks or nodes; {} in `problem` stands for its name."""
     for name in counts:
-        if env.get(name, "1") != "1":
-            raise UserError(f"{name} is {env[name]!r}: {problem.format(name)}")
+        if environ.get(name, "1") != "1":
+            raise UserError(f"{name} is {environ[name]!r}: {problem.format(name)}")
 
 
-def _counts_around_torchrun(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The variables by which others count tasks or nodes, if all ranks of torchrun or deepspeed are on one host.
+def _is_one_torchrun() -> bool:
+    """Whether all ranks of torchrun or deepspeed are on one host: others, which count tasks or nodes, may start more.
 
-    Empty if torchrun may start with fewer nodes (--nnodes=MIN:MAX): by the variable that it then needs, or the option.
+    Not if torchrun may start with fewer nodes (--nnodes=MIN:MAX): by the variable that it then needs, or the option.
     """
-    is_elastic = env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1" or ":" in env.get(_TORCHRUN_NODES, "")
-    is_by_launcher = "TORCHELASTIC_RUN_ID" in env or "CROSS_SIZE" in env  # deepspeed's number of hosts
-    if is_elastic or not is_by_launcher or _local_world_size(env) != env["WORLD_SIZE"]:
-        return ()
-    return _OUTER_COUNTS
+    is_elastic = environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1" or ":" in environ.get(_TORCHRUN_NODES, "")
+    is_by_launcher = "TORCHELASTIC_RUN_ID" in environ or "CROSS_SIZE" in environ  # deepspeed's number of hosts
+    return is_by_launcher and not is_elastic and _local_world_size() == environ["WORLD_SIZE"]
 
 
-def _local_world_size(env: Mapping[str, str]) -> str | None:
+def _local_world_size() -> str | None:
     """The number of ranks on this host, in the variable of torchrun or deepspeed; None if no variable tells it."""
-    world_size = env.get("WORLD_SIZE", "1")
+    world_size = environ.get("WORLD_SIZE", "1")
     for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
-        count = env.get(name, "")
-        if count.isdecimal() and int(env.get("LOCAL_RANK", 0)) < int(count) <= int(world_size):
+        count = environ.get(name, "")
+        if count.isdecimal() and int(environ.get("LOCAL_RANK", 0)) < int(count) <= int(world_size):
             return count
     return None
 
 
-def _check_numbers(env: Mapping[str, str]) -> None:
+def _check_numbers() -> None:
     for names in _LAUNCHERS:
         for name in names:
-            if not env.get(name, "0").isdecimal():
-                raise UserError(f"{name} is {env[name]!r}: must be a number; launchers set it, otherwise unset it")
+            if not environ.get(name, "0").isdecimal():
+                raise UserError(f"{name} is {environ[name]!r}: must be a number; launchers set it, otherwise unset it")
         rank, count, *_ = names
-        if int(env.get(rank, 0)) >= int(env.get(count, sys.maxsize)):
-            raise UserError(f"{rank} is {env.get(rank, 0)}: must be below {count}, {env[count]}")
+        if int(environ.get(rank, 0)) >= int(environ.get(count, sys.maxsize)):
+            raise UserError(f"{rank} is {environ.get(rank, 0)}: must be below {count}, {environ[count]}")
 
 
-def _mpi_variables(env: Mapping[str, str]) -> tuple[str, ...]:
+def _mpi_variables() -> tuple[str, ...]:
     """The variables of the mpirun that started this process; none if no mpirun did."""
-    if _OPEN_MPI[0] in env:
+    if _OPEN_MPI[0] in environ:
         return _OPEN_MPI
-    return _MPICH if {_MPICH[0], _MPICH[2]} <= env.keys() else ()
+    return _MPICH if {_MPICH[0], _MPICH[2]} <= environ.keys() else ()
 
 
 def rank_of_process() -> int:
     """The rank in a launcher's variables, before the process has joined its group; 0 if there is none."""
     for rank, *_ in _LAUNCHERS:
-        if os.environ.get(rank, "").isdecimal():
-            return int(os.environ[rank])
+        if environ.get(rank, "").isdecimal():
+            return int(environ[rank])
     return 0
 
 
-def check_is_alone(env: Mapping[str, str] = os.environ) -> None:
+def check_is_alone() -> None:
     """Raises UserError if this process, or this node, is one of several that a launcher started."""
-    _check_numbers(env)
+    _check_numbers()
     fix = "use main_multi_gpu.py, or unset {}"
     counts = ("WORLD_SIZE", *_OUTER_COUNTS, _TORCHRUN_NODES)
-    _refuse_several(env, counts, f"a launcher started several processes, this script uses one; {fix}")
+    _refuse_several(counts, f"a launcher started several processes, this script uses one; {fix}")
 
 
-def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+def torchrun_variables() -> dict[str, str]:
     """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT of a launched process.
 
     LOCAL_WORLD_SIZE is missing if the launcher does not tell it. MASTER_ADDR and MASTER_PORT in the environment have
     priority. Raises UserError as `detect_launcher`, and if the address of the main process is unknown, or no address or
     port.
     """
-    launcher = detect_launcher(env)
-    port = env.get("MASTER_PORT", "29500")
+    launcher = detect_launcher()
+    port = environ.get("MASTER_PORT", "29500")
     if not (port.isdecimal() and 0 < int(port) < 2**16):
         raise UserError(f"MASTER_PORT is {port!r}: must be a free port on the host of rank 0, 1 to 65535")
-    if re.search(r"[\s/@]", env.get("MASTER_ADDR", "")):  # its value may contain a password
+    if re.search(r"[\s/@]", environ.get("MASTER_ADDR", "")):  # its value may contain a password
         raise UserError("MASTER_ADDR: must be the host of rank 0 alone")
     if launcher == "torchrun":
         defaults = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        place = {name: env.get(name, default) for name, default in defaults.items()}
-        if local_world_size := _local_world_size(env):
+        place = {name: environ.get(name, default) for name, default in defaults.items()}
+        if local_world_size := _local_world_size():
             place["LOCAL_WORLD_SIZE"] = local_world_size
         return place
-    numbers, nodes, job = _place_by_srun(env) if launcher == "srun" else _place_by_mpirun(env)
+    numbers, nodes, job = _place_by_srun() if launcher == "srun" else _place_by_mpirun()
     # The first host of Slurm's list: 'node03' of 'node[03-05,9],x'
     first = re.sub(r",(?![^\[]*\]).*", "", nodes)
     host = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first)
     is_one_host = len(numbers) < len(_TORCHRUN) or numbers[3] == numbers[1]
-    address = env.get("MASTER_ADDR") or ("127.0.0.1" if is_one_host else host)
+    address = environ.get("MASTER_ADDR") or ("127.0.0.1" if is_one_host else host)
     if not address:
         raise UserError("MASTER_ADDR: not set; set it to the host of rank 0 (mpirun -x MASTER_ADDR=...)")
     return dict(zip(_TORCHRUN, numbers, strict=False)) | {
         "MASTER_ADDR": address,
-        "MASTER_PORT": env.get("MASTER_PORT", str(20000 + zlib.crc32(job.encode()) % 10000)),  # no ephemeral port
+        "MASTER_PORT": environ.get("MASTER_PORT", str(20000 + zlib.crc32(job.encode()) % 10000)),  # no ephemeral port
     }
 
 
-def _place_by_srun(env: Mapping[str, str]) -> tuple[list[str], str, str]:
+def _place_by_srun() -> tuple[list[str], str, str]:
     """The values of the variables `_TORCHRUN`, the list of hosts, empty if unknown, and a name of the job."""
-    _require_variables(env, (*_SRUN, "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"), "srun")
-    repeated = re.findall(r"(\d+)(?:\(x(\d+)\))?", env["SLURM_STEP_TASKS_PER_NODE"])  # '2(x3),1' is 2, 2, 2 and 1
+    _require_variables((*_SRUN, "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"), "srun")
+    repeated = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ["SLURM_STEP_TASKS_PER_NODE"])  # '2(x3),1' is 2, 2, 2 and 1
     per_node = [count for count, repeats in repeated for _ in range(int(repeats or 1))]
-    node = env["SLURM_NODEID"]
+    node = environ["SLURM_NODEID"]
     if not node.isdecimal() or int(node) >= len(per_node):
         raise UserError(f"SLURM_NODEID is {node!r}: must be a node of SLURM_STEP_TASKS_PER_NODE; srun sets both")
-    numbers = [*(env[name] for name in _SRUN), per_node[int(node)]]
-    nodes = env.get("SLURM_STEP_NODELIST", "")
-    return numbers, nodes, f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
+    numbers = [*(environ[name] for name in _SRUN), per_node[int(node)]]
+    nodes = environ.get("SLURM_STEP_NODELIST", "")
+    return numbers, nodes, f"{environ.get('SLURM_JOB_ID')}.{environ.get('SLURM_STEP_ID')}"
 
 
-def _place_by_mpirun(env: Mapping[str, str]) -> tuple[list[str], str, str]:
+def _place_by_mpirun() -> tuple[list[str], str, str]:
     """As `_place_by_srun`; the last value is missing if the number of ranks on this host is unknown."""
-    variables = _mpi_variables(env)
-    _require_variables(env, variables[:3], "mpirun")
-    numbers = [env[name] for name in variables if name in env]
-    job = env.get("PMIX_NAMESPACE", env.get("SLURM_JOB_ID", str(os.getuid())))
-    return numbers, env.get("SLURM_NODELIST", ""), job
+    variables = _mpi_variables()
+    _require_variables(variables[:3], "mpirun")
+    numbers = [environ[name] for name in variables if name in environ]
+    job = environ.get("PMIX_NAMESPACE", environ.get("SLURM_JOB_ID", str(os.getuid())))
+    return numbers, environ.get("SLURM_NODELIST", ""), job
 
 
-def _require_variables(env: Mapping[str, str], names: Iterable[str], launcher: str) -> None:
+def _require_variables(names: Iterable[str], launcher: str) -> None:
     for name in names:
-        if name not in env:
+        if name not in environ:
             raise UserError(f"{name}: not set; start this script with {launcher}, which sets it")
 
 
@@ -224,9 +219,9 @@ def exit_with_launcher() -> None:
     with the other processes.
     """
     handle_signals(signal.SIG_DFL)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings of a lost store are C++ stacks
+    environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings of a lost store are C++ stacks
     end_with_parent()
-    if os.environ.get(_LAUNCHER_PID, str(os.getppid())) != str(os.getppid()):  # it had ended before: no signal comes
+    if environ.get(_LAUNCHER_PID, str(os.getppid())) != str(os.getppid()):  # it had ended before: no signal comes
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -256,10 +251,10 @@ def launch_processes(script: str, argv: list[str], num_processes: int, folder: s
         raise Interrupted(number)
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # one line stands for its reports
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in TERMINATION_SIGNALS)
+    environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in TERMINATION_SIGNALS)
     store, threads = open_loopback_store("127.0.0.1"), max(1, torch.get_num_threads() // num_processes)
     variables = {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS", str(threads)),
         "WORLD_SIZE": str(num_processes),
         "LOCAL_WORLD_SIZE": str(num_processes),
         "MASTER_ADDR": "127.0.0.1",
@@ -315,7 +310,7 @@ def report_lost_rank(message: str, timed_out: bool) -> None:
 
     timed_out: another rank has not answered, though its connection is open.
     """
-    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+    if path := environ.get("TORCHELASTIC_ERROR_FILE"):
         content = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
         with contextlib.suppress(OSError):
             atomic_write(Path(path), json.dumps({"message": content, "timed_out": timed_out}))
@@ -323,7 +318,7 @@ def report_lost_rank(message: str, timed_out: bool) -> None:
 
 def has_launcher() -> bool:
     """Whether the process that has called `launch_processes` watches this one: it prints how the run ends."""
-    return os.environ.get(_LAUNCHER_PID) == str(os.getppid())
+    return environ.get(_LAUNCHER_PID) == str(os.getppid())
 
 
 def _end_of_failed(failures: Mapping[int, "ProcessFailure"], received: int) -> int:
@@ -379,11 +374,11 @@ def inherited_import_path(**variables: str) -> Iterator[None]:
     modules. Python 3.11 to 3.13 do not give the path to the fork server. variables: more of their environment.
     """
     variables |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
-    before = {name: os.environ[name] for name in variables if name in os.environ}
-    os.environ |= variables
+    before = {name: environ[name] for name in variables if name in environ}
+    environ.update(variables)
     try:
         yield
     finally:
         for name in variables:
-            del os.environ[name]
-        os.environ |= before
+            del environ[name]
+        environ.update(before)
