@@ -190,26 +190,26 @@ def core_share(cores: Set[int], of_ranks: Sequence[Set[int]], quota: float) -> C
     return CoreShare(int(share), f"{len(cores)} core(s)" + (f" for {ranks} ranks" if share < len(cores) else ""))
 
 
-def control_groups(controller: str, groups: Path = _GROUPS, mount: Path = _MOUNT) -> list[Path]:
+def control_groups(controller: str) -> list[Path]:
     """The folders of this process's control group and of its parents; in version 1 of `controller`: memory, cpu.
 
-    In a container, `groups` may have the path of the host, while `mount` has only the container's own group.
+    In a container, `_GROUPS` may have the path of the host, while `_MOUNT` has only the container's own group.
     """
-    lines = groups.read_text().splitlines() if groups.exists() else []
+    lines = _GROUPS.read_text().splitlines() if _GROUPS.exists() else []
     found = list[Path]()
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:  # version 2
-            found.append(mount / path.lstrip("/"))
+            found.append(_MOUNT / path.lstrip("/"))
         elif controller in controllers.split(","):
-            found.append(mount / controller / path.lstrip("/"))  # a link, if a folder has several controllers
-    return [folder for group in found for folder in (group, *group.parents) if folder.is_relative_to(mount)]
+            found.append(_MOUNT / controller / path.lstrip("/"))  # a link, if a folder has several controllers
+    return [folder for group in found for folder in (group, *group.parents) if folder.is_relative_to(_MOUNT)]
 
 
-def cpu_quota(groups: Path = _GROUPS, mount: Path = _MOUNT) -> float:
+def cpu_quota() -> float:
     """The CPU quota in cores, the lowest of this process's control group and its parents; infinite if there is none."""
     quotas = [math.inf]
-    for group in control_groups("cpu", groups, mount):
+    for group in control_groups("cpu"):
         for names in _QUOTA_FILES:
             with suppress(OSError, ValueError):  # the root group has no such file; 'max' is no quota
                 quota, period = map(int, " ".join((group / name).read_text() for name in names).split())

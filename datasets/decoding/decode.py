@@ -205,7 +205,7 @@ def open_with_pillow(data: bytes, name: Name) -> ImageFile:
     if refusal is UNKNOWN:
         with contextlib.suppress(UnidentifiedImageError):
             return Image.open(io.BytesIO(data), formats=formats)
-    raise BadImage(name(), f"{refusal.reading} ({describe(header)})", refusal.fix)
+    raise BadImage(name(), f"{refusal.reason} ({describe(header)})", refusal.fix)
 
 
 @contextlib.contextmanager

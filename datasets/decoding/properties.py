@@ -1,4 +1,4 @@
-"""Properties of image files other than gray and RGB of 8 bits, and how each is read: the table in docs/data.md."""
+"""Properties of image files that are refused: the table in docs/data.md has them, and how the others are read."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,22 +17,17 @@ _SHOWN = (
 _BANDS = (
     "save one band, or three as interleaved RGB (PhotometricInterpretation 2), in unsigned 8 or 16 bits: docs/data.md"
 )
-_DEEP = "read; 0 to 65535, or DATA.GREY_RANGE, of the stored values become 0 to 255; a warning if few levels are used"
-_FIRST = "the first is read, with a warning"
 FLOAT = "floating-point pixels have no defined range: save the image in unsigned 8 or 16 bits"
 OUTSIDE = "pixels are negative (signed samples) or above 65535: save the image in unsigned 8 or 16 bits"
 NO_RANGE = "DATA.GREY_RANGE is for gray and RGB: save the image as one of them"
 
 
 class Property(NamedTuple):
-    """A row of the table. fix: of a file that is refused, with `reading` as the reason.
-
-    is_of: tells whether a TIFF file has the property.
-    """
+    """A row of the table: its name, the reason and the fix. is_of: tells whether a TIFF file has the property."""
 
     name: str
-    reading: str
-    fix: str = ""
+    reason: str
+    fix: str
     is_of: Callable[[TiffHeader], bool] = lambda header: True
 
 
@@ -92,30 +87,6 @@ REFUSED = (  # the first one counts
     Property("others that Pillow does not open", "is damaged, or has samples that are not read", _BANDS),
 )
 UNKNOWN = REFUSED[-1]
-PROPERTIES = {
-    "TIFF, BigTIFF": (
-        Property(
-            "gray, palette, RGB, CMYK, YCbCr, CIELAB of 1 to 8 bits",
-            "read; bands after RGB are dropped, with a warning if they are not alpha",
-        ),
-        Property("gray of 12, 16 or 32 bits, RGB of 16 bits", _DEEP),
-        Property("SampleFormat 2 (signed) of one band", f"read; refused if {OUTSIDE}"),
-        Property("SampleFormat 3 (floating point) of one band", f"refused: {FLOAT}"),
-        Property("16 bits of CMYK, or with premultiplied alpha", f"read as 8 bits; refused with a range: {NO_RANGE}"),
-        Property("further pages", _FIRST),
-        Property("overviews and masks (NewSubfileType 1, 4), as of a COG", "no pages; not read"),
-        *REFUSED,
-    ),
-    "PGM, PPM": (
-        Property("maxval up to 255", "read; maxval becomes 255"),
-        Property("maxval above 255", _DEEP.replace("65535", "maxval")),
-    ),
-    "PNG": (Property("gray and RGB of 16 bits", _DEEP),),
-    "DICOM": (
-        Property("gray, RGB of more than 8 bits", _DEEP.replace("stored values", "values after slope and window")),
-    ),
-    "GIF, PNG, WebP, AVIF, HEIC, DICOM": (Property("further frames", _FIRST),),
-}
 
 
 def describe(header: TiffHeader) -> str:

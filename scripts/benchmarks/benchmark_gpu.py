@@ -20,7 +20,7 @@ from configs.command_line import parse_command_line
 from configs.flags import positive
 from datasets.loading.workers import default_num_workers
 from scripts.benchmarks.benchmark_train import NO_DROPOUT, check_supported, link_images, make_images
-from scripts.benchmarks.programs import MODES, add_timm_flag, build_program, parse_names, run_turn
+from scripts.benchmarks.programs import MODES, add_timm_flag, build_command, parse_names, run_turn
 from scripts.benchmarks.turns import CORES, Columns, Figures, figures_table, memory, speed, write_json
 from scripts.flags import add_flag, flag_parser, split_flags
 from utils.device import visible_gpus
@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
             cannot_run = part.program == "timm" and not flags.timm_train
             if is_done or cannot_run or part.limit_seconds > deadline - time.monotonic():
                 continue
-            program = build_program(part.program, argv_of(part, flags, rest), INTERVAL, folder, flags.timm_train)
+            program = build_command(part.program, argv_of(part, flags, rest), INTERVAL, folder, flags.timm_train)
             timed_images = flags.timed_images // (4 if part.mode == "fp32" else 1)
             steps = max(INTERVAL, timed_images // flags.large_batch)
             try:

@@ -34,9 +34,8 @@ from datasets.sources.source import Wanted
 from datasets.transforms.device import TrainTransform
 from scripts.benchmarks.benchmark_train import MODEL, link_images, make_images
 from scripts.benchmarks.programs import (
-    Program,
     add_timm_flag,
-    build_program,
+    build_command,
     check_comparable,
     first_step,
     group_cpu_seconds,
@@ -87,7 +86,7 @@ def main(argv: list[str]) -> int:
             if name in FIRST_STEPS:
                 return first_step(programs[name])
             if name in programs:
-                return run_to_end(programs[name].command)
+                return run_to_end(programs[name])
             return measure_turn(loaders[name], PREFETCH_FACTOR * data.num_workers, flags.seconds, context.device)
 
         names = [*loaders, *programs]
@@ -95,7 +94,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def build_programs(flags: Namespace, rest: list[str], images: Path, folder: Path) -> dict[str, Program]:
+def build_programs(flags: Namespace, rest: list[str], images: Path, folder: Path) -> dict[str, list[str]]:
     """The programs of PAIRS, on `flags.images` of the images, with the same random weights for the last two pairs."""
     link_images(images, folder / "data", flags.images, copies=True)
     classes = os.listdir(folder / "data/train")
@@ -103,15 +102,15 @@ def build_programs(flags: Namespace, rest: list[str], images: Path, folder: Path
     config = parse_command_line(argv).config
     check_comparable(config)
     programs = {
-        label: build_program(name, argv, 1, folder, flags.timm_train, "val") for label, name in FIRST_STEPS.items()
+        label: build_command(name, argv, 1, folder, flags.timm_train, "val") for label, name in FIRST_STEPS.items()
     }
     weights = folder / "random.pth"
     torch.manual_seed(0)
     torch.save(timm.create_model(config.model.name, num_classes=len(classes)).state_dict(), weights)
     argv.append(f"-pretrained={weights}")
     for ours, timms in PAIRS[1:]:
-        programs[ours] = build_program("jpeg", [*argv, ours, "-split=train"], 1, folder)
-        programs[timms] = build_program("timm", argv, 1, folder, flags.timm_train.with_name(timms), "train")
+        programs[ours] = build_command("jpeg", [*argv, ours, "-split=train"], 1, folder)
+        programs[timms] = build_command("timm", argv, 1, folder, flags.timm_train.with_name(timms), "train")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # all programs read stored bytecode
     return programs
 

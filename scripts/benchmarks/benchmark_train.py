@@ -36,7 +36,7 @@ from scripts.benchmarks.programs import (
     MODES,
     PROGRAMS,
     add_timm_flag,
-    build_program,
+    build_command,
     check_comparable,
     parse_names,
     run_turn,
@@ -137,7 +137,7 @@ def main(argv: list[str]) -> int:
             steps = flags.warmup + flags.steps + 3 * flags.interval  # an epoch has the steps of a turn
             link_images(images, folder / "data", entries=steps * size)
         programs = {
-            label: build_program(name, words, flags.interval, folder, flags.timm_train)
+            label: build_command(name, words, flags.interval, folder, flags.timm_train)
             for label, (name, words) in contenders.items()
         }
 

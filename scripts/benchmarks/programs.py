@@ -43,43 +43,34 @@ MODES |= {
     for level in ("O1", "O2", "O3")
     for name, dtype in (("fp16", "float16"), ("bf16", "bfloat16"))
 }
-# Log lines with the step of the epoch, and the memory if the program logs it
-OURS = re.compile(
-    r"Epoch\[(?P<epoch>\d+)/\d+\], Step\[(?P<step>\d+)/(?P<steps_per_epoch>\d+)\],.*"
-    r", (?P<gigabytes>[\d.]+)G(?:,|$)"
+# A log line of a program with the step of the epoch, and the epoch and the memory if the program logs them
+LOG = re.compile(
+    r"(Epoch\[(?P<epoch>\d+)/\d+\], Step\[|Train: 0 \[ *|bare loop, step )(?P<step>\d+)(/(?P<steps_per_epoch>\d+))?"
+    r"(.*, (?P<gigabytes>[\d.]+)G(,|$))?"
 )
-TIMM = re.compile(r"Train: 0 \[ *(?P<step>\d+)/")
-BARE = re.compile(r"^bare loop, step (?P<step>\d+), (?P<gigabytes>[\d.]+)G$")
 TOP1 = re.compile(r'top-?1"?: ([\d.]+)')  # in the output of -eval and of validate.py
 EXPLICIT_ATTENTION = ["env", "TIMM_FUSED_ATTN=0"]  # in front of a command
 _SET_CHILD_SUBREAPER = 36  # of Linux
 READY_OPTIONS = ("DATA.RANDOM_CROP_SCALE=[1.0, 1.0]", "DATA.RANDOM_CROP_RATIO=[1.0, 1.0]", "DATA.HFLIP_PROB=0.0")
 
 
-class Program(NamedTuple):
-    """A program to measure."""
-
-    command: list[str]
-    log: re.Pattern[str]  # its log lines
-
-
-def build_program(
+def build_command(
     name: str, argv: list[str], interval: int, folder: Path, timm_train: Path | None = None, val_split: str = ""
-) -> Program:
-    """A program of PROGRAMS with the flags `argv` of main_single_gpu.py, without evaluations and checkpoints.
+) -> list[str]:
+    """The command of one of PROGRAMS with the flags `argv` of main_single_gpu.py, without evaluations and checkpoints.
 
     interval: steps between log lines. folder: has the JPEGs in `data`; gets the folders of the runs. timm_train: timm's
     train.py, validate.py or inference.py. val_split: the split that it opens.
     """
     if name == "bare":
         script = Path(__file__).with_name("benchmark_train.py")
-        return Program([sys.executable, str(script), "-worker", f"-interval={interval}", *argv], BARE)
+        return [sys.executable, str(script), "-worker", f"-interval={interval}", *argv]
     if name.startswith("timm"):
         config = parse_command_line(argv).config
         trains = timm_train.name == "train.py"
         words = timm_flags(config, folder / "data", folder / timm_train.stem, interval, val_split, trains)
         explicit = EXPLICIT_ATTENTION if name == "timm_explicit" else []
-        return Program([*explicit, sys.executable, str(timm_train), *words], TIMM)
+        return [*explicit, sys.executable, str(timm_train), *words]
     options = [f"REPORT_FREQ={interval}", "VALIDATE_FREQ=1000000", "SAVE_FREQ=1000000", "SAVE_FREQ_MINUTES=null"]
     data = ["-dataset=folder", f"-data_path={folder / 'data'}"]
     if name == "ready":
@@ -87,8 +78,7 @@ def build_program(
         if not visible_gpus():  # a worker would take a core from the model
             data.append("-num_workers=0")
         options += READY_OPTIONS
-    words = [*argv, *data, f"-output={folder / name}", "-opts", *options]
-    return Program([sys.executable, str(ENTRY), *words], OURS)
+    return [sys.executable, str(ENTRY), *argv, *data, f"-output={folder / name}", "-opts", *options]
 
 
 def parse_names(flag: str, text: str, known: Iterable[str]) -> list[str]:
@@ -130,13 +120,15 @@ def run_to_end(command: Sequence[str]) -> dict[str, float]:
     return {"wall_seconds": wall, "cpu_seconds": user + system} | dict(top1)
 
 
-def run_turn(program: Program, warmup: int, steps: int, limit_seconds: float, images_per_step: int) -> dict[str, float]:
+def run_turn(
+    command: Sequence[str], warmup: int, steps: int, limit_seconds: float, images_per_step: int
+) -> dict[str, float]:
     """Starts the program, times `steps` steps after its first line with `warmup` or more steps, and kills it.
 
     Returns the images/s, the CPU seconds per second, and the peak memory if it logs it.
     Raises UserError: the program ended, or took longer than `limit_seconds`.
     """
-    with _running(program, limit_seconds) as (pid, readings):
+    with _running(command, limit_seconds) as (pid, readings):
         first = next(readings)
         while first.steps < warmup:
             first = next(readings)
@@ -152,10 +144,10 @@ def run_turn(program: Program, warmup: int, steps: int, limit_seconds: float, im
         return figures | ({"peak_memory_bytes": last.memory_bytes} if last.memory_bytes else {})
 
 
-def first_step(program: Program) -> dict[str, float]:
+def first_step(command: Sequence[str]) -> dict[str, float]:
     """Wall seconds from the start to the first log line, and CPU seconds of all processes. Errors: as `run_turn`."""
     started = time.perf_counter()
-    with _running(program, limit_seconds=600) as (pid, readings):
+    with _running(command, limit_seconds=600) as (pid, readings):
         return {"wall_seconds": next(readings).arrived - started, "cpu_seconds": group_cpu_seconds(pid)}
 
 
@@ -179,14 +171,14 @@ class Reading(NamedTuple):
 
 
 @contextmanager
-def _running(program: Program, limit_seconds: float) -> Iterator[tuple[int, Iterator[Reading]]]:
+def _running(command: Sequence[str], limit_seconds: float) -> Iterator[tuple[int, Iterator[Reading]]]:
     """The process group of a program, and its readings; it is killed at the end of the block, and after the limit."""
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-    process = subprocess.Popen(program.command, process_group=0, **output)
+    process = subprocess.Popen(command, process_group=0, **output)
     limit = threading.Timer(limit_seconds, _kill, [process.pid])
     limit.start()
     try:
-        yield process.pid, _readings(process, program.log, limit)
+        yield process.pid, _readings(process, limit)
     finally:
         limit.cancel()
         _kill(process.pid)
@@ -199,16 +191,16 @@ def _kill(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _readings(process: Any, log: re.Pattern[str], limit: threading.Timer) -> Iterator[Reading]:
+def _readings(process: Any, limit: threading.Timer) -> Iterator[Reading]:
     """Raises UserError where the program has ended, or was killed after the limit."""
     lines = []
     for line in process.stdout:
         arrived = time.perf_counter()
         lines.append(line.rstrip("\n"))
-        if match := log.search(line):
+        if match := LOG.search(line):
             found = {name: float(text or 0) for name, text in match.groupdict().items()}
-            steps = (found.get("epoch", 1) - 1) * found.get("steps_per_epoch", 0) + found["step"] + 1
-            yield Reading(int(steps), found.get("gigabytes", 0) * 1e9, arrived)
+            earlier = max(0, found["epoch"] - 1) * found["steps_per_epoch"]
+            yield Reading(int(earlier + found["step"] + 1), found["gigabytes"] * 1e9, arrived)
     if not limit.is_alive():
         raise UserError(f"not done within {limit.interval:g} s; last line: {''.join(lines[-1:])}")
     raise UserError(failure_reason(process.wait(), lines))

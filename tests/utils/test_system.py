@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT, each_row
 
 from utils import system
-from utils.system import available_bytes, control_groups, core_share, cpu_quota, limit_spinning, why_unusable
+from utils.system import available_bytes, core_share, cpu_quota, limit_spinning, why_unusable
 
 PROJECT = {"configs", "datasets", "engine", "models", "scripts", "utils"}
 PROGRAMS = [
@@ -105,6 +105,12 @@ def test_share_of_a_rank(of_ranks, quota, expected):
     assert share.cores == expected
 
 
+@pytest.fixture
+def control_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(system, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(system, "_MOUNT", tmp_path / "mount")
+
+
 QUOTAS = """
 groups | files | expected
 0::/ | cpu.max: 800000 100000 | 8.0  # in a container, its own group is the root
@@ -117,18 +123,19 @@ groups | files | expected
 
 
 @each_row(QUOTAS)
-def test_cpu_quota(tmp_path, groups, files, expected):
+def test_cpu_quota(tmp_path, control_files, groups, files, expected):
     (tmp_path / "groups").write_text(groups)
     for file in files.split(", "):
         name, text = file.split(": ")
         path = tmp_path / "mount" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
-    assert cpu_quota(tmp_path / "groups", tmp_path / "mount") == float(expected)
+    assert cpu_quota() == float(expected)
 
 
-def test_without_control_groups_there_is_no_quota(tmp_path):
-    assert cpu_quota(tmp_path / "groups", tmp_path / "mount") == math.inf
+@pytest.mark.usefixtures("control_files")
+def test_without_control_groups_there_is_no_quota():
+    assert cpu_quota() == math.inf
 
 
 PAGES = "anon 3000\ninactive_file 700\nactive_file 9"
@@ -155,15 +162,14 @@ def test_a_control_group_without_a_limit_has_the_memory_of_the_host(control_grou
     assert available_bytes() > 10**6
 
 
+@pytest.mark.usefixtures("control_files")
 @pytest.mark.parametrize("path", ["/", "/docker/a:b", "/job"])  # the second one is the host's
-def test_memory_limit_of_control_groups_of_version_1(tmp_path, monkeypatch, path):
+def test_memory_limit_of_control_groups_of_version_1(tmp_path, path):
     (tmp_path / "groups").write_text(f"5:cpu,cpuacct:/job\n4:memory:{path}\n1:name=systemd:/job\n0::/\n")
     for group, limit in {"memory": 5000, "memory/job": 2**63 - 4096, "cpu,cpuacct/job": 1000}.items():
-        folder = tmp_path / group
+        folder = tmp_path / "mount" / group
         folder.mkdir(parents=True)
         files = {"limit_in_bytes": limit, "usage_in_bytes": 4000, "stat": "inactive_file 1\ntotal_inactive_file 700"}
         for name, text in files.items():
             (folder / f"memory.{name}").write_text(f"{text}\n")
-    groups = control_groups("memory", tmp_path / "groups", tmp_path)
-    monkeypatch.setattr("utils.system.control_groups", lambda controller: groups)
     assert available_bytes() == 5000 - 4000 + 700
