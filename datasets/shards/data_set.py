@@ -20,9 +20,9 @@ from datasets.shards.location import find_shards, parse_location
 from datasets.shards.records import DamagedShard, labels_in, read_records
 from datasets.shards.samples import ShardCache, ShardReader, TarSamples, cache_folder
 from datasets.shards.store import ShardStore
-from datasets.sources.samples import UNKNOWN, check_target_bytes
+from datasets.sources.samples import check_target_bytes
 from datasets.sources.source import Source, Wanted
-from datasets.sources.tables.cells import UNKNOWN_MARK
+from datasets.sources.tables.cells import UNKNOWN_MARK, multi_hot
 from utils.errors import UserError, combine_findings, error_from
 from utils.files import atomic_write, locked, open_regular_file
 from utils.notes import Counts, Note
@@ -82,11 +82,7 @@ class TarShards(Source):
             number = {label: place for place, label in enumerate(names)}
         classes = max(len(names), 1 + max(number.values(), default=-1))
         check_target_bytes(self.data.data_path, len(self.index), classes)
-        targets = np.zeros((len(sets) + 1, classes), np.int8)
-        for row, one in zip(targets, sets, strict=False):
-            for label in one:
-                row[number[label.removeprefix(UNKNOWN_MARK)]] = UNKNOWN if label.startswith(UNKNOWN_MARK) else 1
-        return names, targets
+        return names, multi_hot([*sets, ()], number, classes)
 
     @property
     def splits(self) -> Collection[str]:

@@ -310,21 +310,19 @@ def check_files(
     Returns the unusable ones in order, and of each file of all splits its size and the CRC-32 of its end, uint64 (N,):
     size << 32 | CRC-32, 0 if not checked.
     """
-    start, fingerprints = time.monotonic(), np.zeros(sum(map(len, splits)), np.uint64)
-    of_splits = np.split(fingerprints, np.cumsum([*map(len, splits)], dtype=int))  # views
+    start = time.monotonic()
+    fingerprints = np.zeros(sum(map(len, splits)), np.uint64)
 
     def check(places: np.ndarray) -> list[tuple[int, BadImage | None]]:
         found = list[tuple[int, BadImage | None]]()
         if time.monotonic() > start + seconds:
             return found
         for place in places.tolist():
-            split, index = _find(splits, place)
-            is_intact = _looks_intact(splits[split], index, of_splits[split])
-            problem = None
+            samples, index = _find(splits, place)
+            is_intact = _looks_intact(samples, index, fingerprints[place : place + 1])
             if not is_intact or time.monotonic() < start + decode_seconds:
                 with _decoding:
-                    problem = _decoding_problem(splits[split], index, channels)
-            found.append((place, problem))
+                    found.append((place, _decoding_problem(samples, index, channels)))
         return found
 
     order = _order(splits)[:_MOST_CHECKED]
@@ -334,13 +332,13 @@ def check_files(
     return [problem for _, problem in sorted(found.items()) if problem], fingerprints
 
 
-def _find(splits: Sequence[ImageFiles], place: int) -> tuple[int, int]:
+def _find(splits: Sequence[ImageFiles], place: int) -> tuple[ImageFiles, int]:
     """The split of an image, and its index there. place: among the images of all splits."""
-    split = 0
-    while place >= len(splits[split]):
-        place -= len(splits[split])
-        split += 1
-    return split, place
+    for samples in splits:
+        if place < len(samples):
+            return samples, place
+        place -= len(samples)
+    raise IndexError(place)
 
 
 def _order(splits: Sequence[ImageFiles]) -> np.ndarray:
@@ -379,14 +377,17 @@ def _file_sizes(samples: ImageFiles) -> np.ndarray:
     return sizes
 
 
-def _looks_intact(samples: ImageFiles, index: int, fingerprints: np.ndarray) -> bool:
-    """Tells whether the file begins and ends as a common image that is not too large; False if it cannot be read."""
+def _looks_intact(samples: ImageFiles, index: int, fingerprint: np.ndarray) -> bool:
+    """Tells whether the file begins and ends as a common image that is not too large; False if it cannot be read.
+
+    fingerprint: gets the one of the file, uint64 (1,).
+    """
     try:
         descriptor, size = open_descriptor(samples.name(index))
         try:
             head = os.pread(descriptor, HEAD_BYTES, 0)
             tail = os.pread(descriptor, TAIL_BYTES, size - TAIL_BYTES) if size > HEAD_BYTES else head[-TAIL_BYTES:]
-            fingerprints[index] = size << 32 | zlib.crc32(tail)
+            fingerprint[:] = size << 32 | zlib.crc32(tail)
             kind, sides = kind_of(head), size_if_whole(descriptor, head, tail)
         finally:
             os.close(descriptor)
@@ -410,36 +411,35 @@ def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray
     suspected = suspected[np.argsort(groups[suspected], kind="stable")]
     deadline = time.monotonic() + _MAX_COMPARE_SECONDS
 
-    def read(place: int) -> tuple[bytes, str, bytes, int] | None:
-        """The digest, the path, the labels and the split of a file; None if it cannot be read in time."""
-        if time.monotonic() > deadline:
-            return None
-        split, index = _find(splits, place)
-        samples = splits[split]
-        path = samples.name(index)
-        with suppress(OSError), open_regular_file(path) as file:
-            return hashlib.file_digest(file, "sha256").digest(), path, samples.targets[index].tobytes(), split
-        return None
+    def digest_of_file(place: int) -> bytes:
+        """SHA-256; empty for a file that cannot be read in time."""
+        samples, index = _find(splits, place)
+        if time.monotonic() < deadline:
+            with suppress(OSError), open_regular_file(samples.name(index)) as file:
+                return hashlib.file_digest(file, "sha256").digest()
+        return b""
 
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        compared = [*filter(None, pool.map(read, suspected.tolist()))]
-    equal = defaultdict[bytes, list[tuple[bytes, str, bytes, int]]](list)
-    for one in compared:
-        equal[one[0]].append(one)
+        digests = [*pool.map(digest_of_file, suspected.tolist())]
+    equal = defaultdict[bytes, list[tuple[ImageFiles, bytes, str]]](list)
+    for place, digest in zip(suspected.tolist(), digests, strict=True):
+        samples, index = _find(splits, place)
+        equal[digest].append((samples, samples.targets[index].tobytes(), samples.name(index)))
+    unread = len(equal.pop(b"", ()))
     notes = []
-    if len(compared) < len(suspected):
-        number = f"{len(compared)} of {len(suspected)} files of equal size and end"
+    if unread:
+        number = f"{len(digests) - unread} of {len(digests)} files of equal size and end"
         text = f"{number} were compared in {_MAX_COMPARE_SECONDS:g} s"
         notes.append(Note("warning", f"{text}: others may be in two splits, too"))
     for fact, effect, problem in (
-        (2, "some labels are wrong", "have different labels; remove all but one"),
-        (3, "the figures are too high", "are in two splits; remove one of each"),
+        (1, "some labels are wrong", "have different labels; remove all but one"),
+        (0, "the figures are too high", "are in two splits; remove one of each"),
     ):
         found = [files for files in equal.values() if len({one[fact] for one in files}) > 1]
         if found:
             first, *others = found[0]
             other = next(one for one in others if one[fact] != first[fact])
-            pair = f"{shorten(first[1])} and {shorten(other[1])}"
+            pair = f"{shorten(first[2])} and {shorten(other[2])}"
             text = f"{effect}: {sum(map(len, found))} files with equal bytes {problem}: {pair}"
             notes.append(Note("warning", text))
     return notes

@@ -220,9 +220,8 @@ def _find_groups(listing: ImageFiles, data: Data, given: str) -> StringPacker:
         place = str(table.file)
         columns = table.header
         if given in columns:
-            return _groups_in(
-                listing, table, data.image_root or "", {**data.given_columns, "label": given, "cells": {}}, data
-            )
+            changes = {**data.given_columns, "label": given, "cells": {}}
+            return _groups_in(listing, table, data.image_root or "", changes, data)
     if "(" in given:
         if problem := problem_of_expression(given):
             raise UserError(f"DATA.GROUPS {problem}")

@@ -68,20 +68,15 @@ class RunSplit:
 
 def hash_paths(paths: PackedStrings, seed: int = 0) -> np.ndarray:
     """BLAKE2b of each path in NFC, 8 bytes, with the seed as salt: uint64 (N,), the same on every machine."""
-    text = paths.encoded.tobytes()
     salt = seed.to_bytes(8, "little")
-    start = 0
     digests = []
-    for end in paths.ends.tolist():
-        path = text[start:end]
-        start = end
-        if not path.isascii():
-            path = to_nfc(path.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-        digests.append(blake2b(path, digest_size=8, salt=salt).digest())
+    for path in paths:
+        encoded = to_nfc(path).encode("utf-8", "surrogateescape")
+        digests.append(blake2b(encoded, digest_size=8, salt=salt).digest())
     return np.frombuffer(b"".join(digests), "<u8")
 
 
-_NO_SPLIT = RunSplit(0, 0, None)
+_NO_SPLIT = RunSplit(0, 0, None)  # no options ask for a fraction of 0
 
 
 class History(NamedTuple):
@@ -137,7 +132,7 @@ def cut_images(
     """
     known = history.known or _NO_SPLIT
     rule = rule_of(data)
-    is_same = known.rule == rule.rule and history.known is not None
+    is_same = known.rule == rule.rule
     kept = known if is_same else _NO_SPLIT
     paths = _before_renaming(paths, data.rename, history.known or history.held_out or _NO_SPLIT)
     hashes = hash_paths(paths)

@@ -214,15 +214,14 @@ def _labels_in(
     lacks = has_several = False
     for split in dict.fromkeys(layout.split_of.values()) or [None]:
         rows = table_rows(table, data, split)
-        targets = [*map(known_labels, rows.target_ids)]
-        images = [known.get(os.path.abspath(os.path.join(rows.root, path)), "") for path in rows.paths.strings()]
-        texts = [" | ".join(targets[target]) for target in rows.row_target_ids]
-        labels |= {
-            image: text for image, text in zip(images, texts, strict=True) if image and (text or layout.is_one_hot)
-        }
-        if split in ("val", "test"):
-            held_out |= dict.fromkeys(filter(None, images), split)
-        lacks = lacks or [] in targets
+        texts = [" | ".join(known_labels(target)) for target in rows.target_ids]
+        lacks = lacks or "" in texts
+        for path, target_id in zip(rows.paths.strings(), rows.row_target_ids, strict=True):
+            image = known.get(os.path.abspath(os.path.join(rows.root, path)))
+            if image and (texts[target_id] or layout.is_one_hot):
+                labels[image] = texts[target_id]
+            if image and split in ("val", "test"):
+                held_out[image] = split
         try:
             refuse_several_labels(rows, data)
         except UserError:

@@ -2,7 +2,6 @@
 
 import os
 import re
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import filterfalse, islice
@@ -72,19 +71,19 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
     names = sorted([*of_folders, *set(known or ()).difference(of_folders)])
     label_of = {name: label for label, name in enumerate(names)}
     paths = StringPacker()
-    targets = array("q")
+    ends = []
     for folder, name in zip(folders, of_folders, strict=True):
-        images = _images_of_class(found, root / folder, name, known)
-        for path in images:
+        for path in _images_of_class(found, root / folder, name, known):
             paths.add(path)
-            targets.append(label_of[name])
+        ends.append(len(paths))
     if not (paths or found.findings):  # a known class may have none, but not all classes
         found.findings.append(f"{root}: contains no images of the training's classes; add images, or remove the folder")
     beside = [name for name in files if found.is_image(root, name)]
     if beside:
         reason = Reason("image(s) beside the class folders are not read", "move them into the folders of their classes")
         found.unread.add(reason, shorten(beside[0]), len(beside))
-    arrays = listing_arrays(paths, targets=np.frombuffer(targets, np.int64))
+    targets = np.repeat([label_of[name] for name in of_folders], np.diff(ends, prepend=0))
+    arrays = listing_arrays(paths, targets=targets)
     return ImageFiles(root, names, arrays, findings=found.findings, notes=found.notes(), sizes=found.sizes)
 
 

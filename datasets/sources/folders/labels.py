@@ -88,12 +88,6 @@ class LabelledPaths(Table):
         paths = ((path, split) for split, of_split in self._paths_of.items() for path in of_split)
         yield from enumerate({"path": path, "split": split} for path, split in paths)
 
-    def error_of(self, listing: ImageFiles, trains: bool) -> None:
-        """None: DATA.LABELS says what the classes are."""
-
-    def question(self, listing: ImageFiles) -> list[Note]:
-        return []
-
     def read(self, split: str) -> ImageFiles:
         """The images of a split, with the labels of the training. Findings: images without a class of the training."""
         train = Part(self, self._data, "train")

@@ -247,13 +247,15 @@ class SplitFolders:
         return listing
 
     def error_of(self, listing: ImageFiles, trains: bool) -> UserError | None:
-        """The error of folders that may not be the classes, or of a table with other labels.
+        """The error of folders that may not be the classes, or, in a training, of a table with other labels.
 
         listing: of a split that has been read.
         """
-        problem = self._wrong_level(listing)
-        if problem:
-            return unclear(self.given, listing.root, problem, _is_data_set)
+        if not any(isinstance(one, UserError) for one in listing.findings):  # all folders could be listed
+            levels = Levels(listing.sizes)
+            for rule in self.wrong_levels:
+                if problem := rule(levels, listing):
+                    return unclear(self.given, listing.root, problem, _is_data_set)
         if not trains:
             return None
         for table in tables_beside(self.root, listing.root, listing.paths):
@@ -267,20 +269,6 @@ class SplitFolders:
                 advice = "docs/data.md#labels-of-folders makes a table of images"
                 return table._replace(advice=[advice]).or_folders(listing, self.given)
         return None
-
-    def _wrong_level(self, listing: ImageFiles) -> str | None:
-        """The reason why the folders of a listing may not be the classes: of the first of the rules that finds one."""
-        if any(isinstance(one, UserError) for one in listing.findings):  # a folder that cannot be listed
-            return None
-        levels = Levels(listing.sizes)
-        for rule in self.wrong_levels:
-            if problem := rule(levels, listing):
-                return problem
-        return None
-
-    def question(self, listing: ImageFiles) -> list[Note]:
-        """Whether folders of another level are the classes."""
-        return note_on_inner_classes(listing, self.given)
 
     def _notes_on_folders(self, unread: Sequence[str]) -> Iterator[Note]:
         """The folder of each split, and those that are not read; a training split that is read as a class."""
@@ -310,12 +298,6 @@ class ConfirmedFolders(SplitFolders):
 
     def misfits(self, classes: Set[str], train: Folder) -> list[bool]:
         return [bool(self.sharing(train))]
-
-    def error_of(self, listing: ImageFiles, trains: bool) -> UserError | None:
-        return super().error_of(listing, trains=False)  # labels of tables are not meant
-
-    def question(self, listing: ImageFiles) -> list[Note]:
-        return []
 
 
 class ImageFolders(Source):
@@ -348,16 +330,18 @@ class ImageFolders(Source):
         return ["all", *(split for split in folders if split != "train")]
 
     def read(self, split: str) -> ImageFiles:
+        found = self._found
         is_train = split in ("train", "all")
-        listing = self._found.read("train" if is_train else split)
+        listing = found.read("train" if is_train else split)
         trains = self.reads_train and is_train
-        if not (self.wanted.class_names or self._error):
-            self._error = self._found.error_of(listing, trains)
+        is_asked = not (self.data.labels or self.data.class_folders)  # which folders are the classes
+        if isinstance(found, SplitFolders) and not (self.wanted.class_names or self._error):
+            self._error = found.error_of(listing, trains and is_asked)
         if self._error:  # one error for all splits
             raise self._error
         if trains:
-            is_cut = self.uncut is not None
-            listing.notes += self._found.question(listing) or suggest_groups(listing, self.data, None, is_cut)
+            questions = note_on_inner_classes(listing, self.root) if is_asked else []
+            listing.notes += questions or suggest_groups(listing, self.data, None, self.uncut is not None)
         return listing
 
     def find_test(self) -> tuple[bool, str | None]:

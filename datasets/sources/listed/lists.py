@@ -6,7 +6,7 @@ Legend: N images, C classes.
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,9 +21,9 @@ from datasets.sources.class_names import list_names
 from datasets.sources.groups import suggest_groups
 from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES
-from datasets.sources.samples import UNKNOWN, ImageFiles, check_target_bytes, listing_arrays
+from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arrays
 from datasets.sources.source import Source, Wanted, without_labels
-from datasets.sources.tables.cells import UNKNOWN_MARK, columns_option
+from datasets.sources.tables.cells import UNKNOWN_MARK, columns_option, multi_hot
 from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList
 from datasets.sources.tables.joins import MEDIA, is_camera_package, open_for
@@ -32,12 +32,11 @@ from utils.errors import Unavailable, UserError
 from utils.notes import Note
 
 _SEPARATORS = ("|", ";", ",")
-_WHOLE_NUMBER = re.compile(rf"(\d{{1,{LABEL_DIGITS}}})(?:\.0*)?")  # also 3.0, as pandas writes a column with gaps
+_WHOLE_NUMBER = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")  # also 3.0, as pandas writes a column with gaps
 _NUMBERS = re.compile(r"[\[( ]*\d+([\s,;|]+\d+)+[\]) ]*")  # several in a target
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")  # float() reads the names nan and inf, too
 _LEADING_ZERO = re.compile(r"0\d+$")  # 007 is a text, as in the names of folders
 _NO_NAMES = ("nan", "-1")  # as programs write a label that lacks
-_NUMBER_AS_NAME = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")
 METADATA = ("metadata.csv", "metadata.jsonl", "_classes.csv")  # of Hugging Face's imagefolder, and of Roboflow
 _NO_LABEL = "has no label; fill it in, or read the others with -dataset=csv -opts"
 _CUT = "has fewer fields than the header, and the file ends in it: is it cut off? Write the rest, or end the line"
@@ -71,10 +70,6 @@ class Tables(Source):
         listing = read_table(parts[split], of_train, self.wanted)
         if self.reads_train and split in ("train", "all"):
             listing.notes += suggest_groups(listing, self.data, parts[split].table, self.uncut is not None)
-        return self.images(listing, [part.table for part in parts.values()])
-
-    def images(self, listing: ImageFiles, tables: Sequence[Table]) -> ImageFiles:
-        """The images of a listing, from these tables."""
         return listing
 
     def find(self) -> dict[str, Table]:
@@ -164,7 +159,7 @@ def table_file(root: Path, split: str) -> Path:
     for ending in (".csv", *(f"/{name}" for name in METADATA)):
         names = [name for name in named if Path(f"{root}/{name}{ending}").exists()]
         if split in names:
-            return Path(f"{root}/{split}{ending}")
+            names = [split]
         if len(names) > 1:
             raise UserError(f"{root}: {' and '.join(map(shorten, names))}: which one is {split}? Rename it {split}")
         if names:
@@ -192,16 +187,14 @@ def read_table(part: Part, train_part: Part, wanted: Wanted) -> ImageFiles:
     rows = part.rows
     if rows.unread:
         raise UserError(rows.unread)
-    train_rows = rows
-    if kind != "number":
-        train_rows = train_part.rows
+    train_rows = rows if kind == "number" else train_part.rows
     if kind == "any" and not data.multi_label:
         refuse_several_labels(train_rows, data)
     labels_in = _reader_of_labels(train_rows, rows, data.multi_label)
     names_of = [labels_in(target) for target in rows.target_ids]
-    known = dict.fromkeys(train_rows.classes or chain.from_iterable(map(labels_in, train_rows.target_ids)))
-    used = known | dict.fromkeys(chain.from_iterable(names_of))
-    class_names, label_of, has_names = _find_classes(used, known, kind, train_rows.classes, wanted)
+    in_train = {*chain.from_iterable(map(labels_in, train_rows.target_ids))}
+    in_all = in_train.union(*names_of)
+    class_names, label_of, has_names = _find_classes(in_all, in_train, kind, train_rows.classes, wanted)
     notes = [*rows.notes]
     problem = "is not a class number; number the classes from 0, or write names only"
     if has_names:
@@ -211,10 +204,7 @@ def read_table(part: Part, train_part: Part, wanted: Wanted) -> ImageFiles:
     findings = [*rows.findings]
     if data.multi_label:
         check_target_bytes(rows.file, len(rows.lines), len(class_names))
-        of_ids = _multi_hot(labels_of, len(class_names))
-        for row, target in zip(of_ids, rows.target_ids, strict=True):
-            marked = [name.removeprefix(UNKNOWN_MARK) for name in target if name.startswith(UNKNOWN_MARK)]
-            row[[label_of[name] for name in marked]] = UNKNOWN
+        of_ids = multi_hot(rows.target_ids if train_rows.classes else names_of, label_of, len(class_names))
         no_label = ""
         if table.cut_line:  # the image of such a row would have no labels
             findings.append(f"{rows.place(table.cut_line)}: {_CUT}")
@@ -262,14 +252,6 @@ def _notes_on_names(file: Path, names: Sequence[str]) -> list[Note]:
     return notes
 
 
-def _multi_hot(labels_of: Sequence[list[int]], num_classes: int) -> np.ndarray:
-    """int8 (targets, C); the wrong label -1 has no column."""
-    found = np.zeros((len(labels_of), num_classes + 1), np.int8)
-    for row, labels in zip(found, labels_of, strict=True):
-        row[labels] = 1
-    return found[:, :-1]
-
-
 def _find_wrong_labels(
     rows: Rows, names_of: Sequence[list[str]], labels_of: Sequence[list[int]], problem: str, no_label: str
 ) -> Iterator[str]:
@@ -315,52 +297,41 @@ def refuse_several_labels(rows: Rows, data: Data) -> None:
             raise UserError(f"{rows.file}:{line}: target {shorten(text)} has several labels; {fix}")
 
 
-Numbered = tuple[list[str], dict[str, int], bool]
-
-
 def _find_classes(
-    used: Collection[str], known: Collection[str], kind: str, classes: Sequence[str], wanted: Wanted
-) -> Numbered:
-    """The names of the classes, the label of each name in `used`, and whether they are more than the labels.
+    names: Set[str], in_train: Set[str], kind: str, classes: Sequence[str], wanted: Wanted
+) -> tuple[list[str], dict[str, int], bool]:
+    """The names of the classes, the label of each of `names`, and whether they are more than the labels.
 
-    known: the names in the training. kind: as `Table.label_kind`. Of any kind, they are numbers if most are.
+    in_train: the names in the training. kind: as `Table.label_kind`. Of any kind, they are numbers if most are. A whole
+    number is '7' of '07' and '7.0'. Numbers are names of the classes of a checkpoint if all of these are numbers, else
+    if those in the training are not 0, 1, 2, ...
     """
     if kind == "number":
-        return _number_labels(used, known, Wanted(Data()))
-    if kind == "any" and not classes and _are_numbers(known, wanted):
-        return _number_labels(used, known, wanted)
-    return _named(classes or sorted(known), {name: name for name in used})
-
-
-def _number_labels(used: Collection[str], known: Collection[str], wanted: Wanted) -> Numbered:
-    """The classes of labels that are numbers, as of `_named`: the numbers, or their names.
-
-    They are names of the classes of a checkpoint if all of these are numbers, else if those in the training are not
-    0, 1, 2, ... A whole number is '7' of '07' and '7.0'.
-    """
-    whole = _matched(_NUMBER_AS_NAME, used)
-    names = {name: str(int(number)) for name, number in whole.items()}
-    names |= {name: name for name in whole if name in wanted.class_names}
-    in_train = {names[name] for name in known if name in names}
-    are_names = wanted.may_name_by_number and {*map(float, in_train)} != set(range(len(in_train)))
+        wanted = Wanted(Data())
+    elif classes or kind == "name" or not _are_numbers(in_train, wanted):
+        class_names = [*(classes or sorted(in_train))]
+        return class_names, _positions(class_names), True
+    numbers = dict[str, str]()
+    for name in names:
+        if match := _WHOLE_NUMBER.fullmatch(name):
+            numbers[name] = match[1]
+    name_of = {text: text if text in wanted.class_names else str(int(number)) for text, number in numbers.items()}
+    trained = {name_of[text] for text in in_train if text in name_of}
+    are_names = wanted.may_name_by_number and {*map(float, trained)} != set(range(len(trained)))
     if wanted.class_names:
-        are_names = all(map(_NUMBER_AS_NAME.fullmatch, wanted.class_names))
-    if names and are_names:
-        return _named(sorted(in_train, key=float), names)
-    labels = {name: int(number) for name, number in _matched(_WHOLE_NUMBER, used).items()}
-    return [str(label) for label in range(max(labels.values(), default=0) + 1)], labels, False
+        are_names = all(map(_WHOLE_NUMBER.fullmatch, wanted.class_names))
+    if numbers and are_names:
+        class_names = sorted(trained, key=float)
+        position = _positions(class_names)
+        return class_names, {text: position[name] for text, name in name_of.items() if name in position}, True
+    labels = {
+        text: int(number) for text, number in numbers.items() if number.isdecimal() and len(number) <= LABEL_DIGITS
+    }
+    return [*map(str, range(max(labels.values(), default=0) + 1))], labels, False
 
 
-def _matched(expression: re.Pattern[str], names: Collection[str]) -> dict[str, str]:
-    """The first group of each name that is of this form."""
-    matches = {name: expression.fullmatch(name) for name in names}
-    return {name: match[1] for name, match in matches.items() if match}
-
-
-def _named(class_names: Sequence[str], names: Mapping[str, str]) -> Numbered:
-    """The names of the classes, the label of each text by its name, and whether they are more than the labels."""
-    position = {name: label for label, name in enumerate(class_names)}
-    return [*class_names], {text: position[name] for text, name in names.items() if name in position}, True
+def _positions(names: Iterable[str]) -> dict[str, int]:
+    return {name: place for place, name in enumerate(names)}
 
 
 def _are_numbers(names: Collection[str], wanted: Wanted) -> bool:
@@ -381,7 +352,7 @@ def _with_repeated(listing: ImageFiles, kind: str) -> ImageFiles:
     rows_of = defaultdict[str, list[int]](list)
     for index in np.flatnonzero(counts[position] > 1).tolist():
         rows_of[listing.paths[index]].append(index)
-    again = []
+    again = list[int]()
     joined = list[int]()
     fix = "remove one"
     if kind != "number":
@@ -389,7 +360,7 @@ def _with_repeated(listing: ImageFiles, kind: str) -> ImageFiles:
     for path, (first, *others) in rows_of.items():
         differs = (targets[others] != targets[first]).any(tuple(range(1, targets.ndim)))
         if not differs.any():
-            again += [f"{shorten(path)} in line {lines[index]}" for index in others]
+            again += others
         elif targets.ndim == 2:
             targets[first] = targets[[first, *others]].max(0)
             joined += others
@@ -398,7 +369,8 @@ def _with_repeated(listing: ImageFiles, kind: str) -> ImageFiles:
                 text = f"{listing.file}:{lines[index]}: {shorten(path)} has another label in line {lines[first]}"
                 listing.findings.append(f"{text}; {fix}")
     if again:
-        text = f"{listing.file}: {len(again)} rows name an image and its label again, such as {again[0]}"
+        example = f"{shorten(listing.paths[again[0]])} in line {lines[again[0]]}"
+        text = f"{listing.file}: {len(again)} rows name an image and its label again, such as {example}"
         listing.notes.append(Note("screen", f"{text}; each row counts as an image"))
     if not joined:
         return listing

@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import threading
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -80,17 +79,19 @@ class Parquet(Tables):
                     table.notes.append(Note("screen", text))
         return {**tables}
 
-    def images(self, listing: ImageFiles, tables: Sequence[Table]) -> ImageFiles:
-        return ParquetImages(listing, cast(Sequence[ParquetTable], tables), self.data.shuffle_shards)
+    def read(self, split: str) -> ImageFiles:
+        tables = [cast(ParquetTable, part.table) for part in (self.splits[split], *self.splits.values())]
+        return ParquetImages(super().read(split), tables, self.data.shuffle_shards)
 
     def read_unlabelled(self) -> ImageFiles:
         """All images of a file, with the label 0; raises UserError for a folder of splits."""
-        table, *others = self.find().values()
+        table, *others = cast(dict[str, ParquetTable], self.find()).values()
         if others:
             raise UserError(f"{self.root}: has several splits; give a file, such as -predict {table.file}")
-        assert table.root
-        arrays = listing_arrays(StringPacker(table.column(table.columns["path"])))
-        return self.images(ImageFiles(table.root, ["0"], arrays, has_class_names=False), [table])
+        paths = StringPacker(table.column(table.columns["path"]))
+        arrays = listing_arrays(paths, lines=np.arange(1, len(paths) + 1, dtype=np.int32))
+        listing = ImageFiles(table.root, ["0"], arrays, has_class_names=False)
+        return ParquetImages(listing, [table], self.data.shuffle_shards)
 
 
 def _files_of_splits(root: Path, card: str) -> dict[str, list[Path]]:
@@ -167,8 +168,9 @@ def _text_of(card: Path) -> str:
 class ParquetTable(Table):
     """The rows of the files of a split. The path of an image is the file's, relative to the folder, and its row.
 
-    root: the folder of the files. group_ends: for each file, int64 (row groups,), the rows up to each row group,
-    including it. group_bytes: of the largest row group, decoded.
+    root: the folder of the files. groups: the number of the file of each row group, and its number in this file, int64
+    (row groups, 2). group_ends: the rows up to each row group, including it, int64 (row groups,). group_bytes: of the
+    largest row group, decoded.
     """
 
     root: Path
@@ -177,16 +179,20 @@ class ParquetTable(Table):
         super().__init__(files[0])
         self.files = list(files)
         self.root = root
-        self.group_ends = dict[str, np.ndarray]()
         self.group_bytes = 0
-        for file in reversed(files):  # the first one gives the schema
+        places = list[tuple[int, int]]()
+        rows = list[int]()
+        for number, file in reversed([*enumerate(files)]):  # the first one gives the schema
             with _named_errors(file):
                 parquet = _open(file)
                 schema = parquet.schema_arrow
                 self.classes = _class_names(schema)
             groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
-            self.group_ends[str(file.relative_to(self.root))] = np.cumsum([group.num_rows for group in groups])
+            places[:0] = [(number, group) for group in range(len(groups))]
+            rows[:0] = [group.num_rows for group in groups]
             self.group_bytes = max(self.group_bytes, *(group.total_byte_size for group in groups), 0)
+        self.groups = np.array(places, np.int64).reshape(-1, 2)
+        self.group_ends = np.cumsum(rows, dtype=np.int64)
         self._name_columns(schema, data.given_columns.get("path"))
 
     def _name_columns(self, schema: Any, given: Any) -> None:
@@ -274,27 +280,26 @@ def _named_errors(file: Path) -> Iterator[None]:
 class ParquetImages(ImageFiles):
     """Images in row groups, which are decoded as a whole; each process keeps a few of them.
 
-    Training shuffles within windows of row groups, as with tar shards. shuffled_groups: DATA.SHUFFLE_SHARDS.
+    Training shuffles within windows of row groups, as with tar shards. tables: of the images, and of all splits.
+    shuffled_groups: DATA.SHUFFLE_SHARDS.
     """
 
-    def __init__(self, listing: ImageFiles, tables: Sequence["ParquetTable"], shuffled_groups: int) -> None:
+    def __init__(self, listing: ImageFiles, tables: Sequence[ParquetTable], shuffled_groups: int) -> None:
         super().__init__(**vars(listing))
-        self._shuffled_groups = shuffled_groups
-        self._column = tables[0].columns["path"]
-        self._ends = {name: ends for table in tables for name, ends in table.group_ends.items()}
-        self._largest = max(1, *(table.group_bytes for table in tables))
+        self._table = tables[0]
+        largest = max(1, *(table.group_bytes for table in tables))
+        self._groups_in_window = max(1, min(shuffled_groups, _CACHE_BYTES // largest))
         self._group()
 
     def _group(self) -> None:
-        self._cache = dict[tuple[str, int], Any]()
-        numbers = dict[tuple[str, int], int]()
-        group_ends = {name: ends.tolist() for name, ends in self._ends.items()}  # of millions of rows, lists are faster
-        groups = list[int]()
-        for name, _, row in (path.rpartition(":") for path in self.paths):
-            group = bisect_right(group_ends[name], int(row))
-            groups.append(numbers.setdefault((name, group), len(numbers)))
+        self._cache = dict[int, Any]()  # by the number of the row group
+        groups = self._groups_of(self.arrays["lines"])
         ends = np.append(np.flatnonzero(np.diff(groups)) + 1, len(groups))
-        self.windows = ShardWindows(ends, max(1, min(self._shuffled_groups, _CACHE_BYTES // self._largest)))
+        self.windows = ShardWindows(ends, self._groups_in_window)
+
+    def _groups_of(self, rows: Any) -> Any:
+        """The numbers of the row groups of rows, which are counted from 1."""
+        return np.searchsorted(self._table.group_ends, rows)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_cache": {}}
@@ -304,31 +309,30 @@ class ParquetImages(ImageFiles):
         part._group()
         return part
 
-    def _place(self, index: int) -> tuple[str, int, int]:
-        """The file, the row group, and the row in it."""
-        name, _, row = self.paths[index].rpartition(":")
-        group = int(np.searchsorted(self._ends[name], int(row), side="right"))
-        return name, group, int(row) - (int(self._ends[name][group - 1]) if group else 0)
-
     def open_all(self, indices: Sequence[int], channels: int) -> Iterator[LazyImage | BadImage]:
         """As `Samples.open_all`; reads the images of a row group together."""
         images = dict(zip(sorted(indices), super().open_all(sorted(indices), channels), strict=True))
         return (images[index] for index in indices)
 
     def read_bytes(self, index: int) -> bytes:
-        name, group, row = self._place(index)
-        file, image = str(self.root / name), self.name(index)
+        line = self.arrays["lines"][index]
+        number = int(self._groups_of(line))
+        place, group = self._table.groups[number].tolist()
+        file = self._table.files[place]
+        image = self.name(index)
         try:
             with _lock:
-                if (file, group) not in self._cache:
-                    rows = _open(Path(file)).read_row_group(group, columns=[self._column], use_threads=False)
-                    self._cache[file, group] = rows.column(self._column)
+                if number not in self._cache:
+                    column = self._table.columns["path"]
+                    rows = _open(file).read_row_group(group, columns=[column], use_threads=False)
+                    self._cache[number] = rows.column(column)
                     while len(self._cache) > 1 and sum(one.nbytes for one in self._cache.values()) > _CACHE_BYTES:
                         del self._cache[next(iter(self._cache))]
-                value = self._cache[file, group][row].as_py()
+                from_end = int(line - 1 - self._table.group_ends[number])
+                value = self._cache[number][from_end].as_py()
         except Exception as error:  # pyarrow raises many types on damaged files
             if isinstance(error, OSError) and error.errno:
-                raise read_error(error, file, image, _FIX) from error
+                raise read_error(error, str(file), image, _FIX) from error
             raise BadImage(image, f"its row group is damaged ({' '.join(str(error).split())[:80]})", _FIX) from error
         data = value.get("bytes") if isinstance(value, dict) else value
         if data is None:  # perhaps it only names a file
@@ -338,8 +342,8 @@ class ParquetImages(ImageFiles):
         return bytes(data)
 
     def states(self) -> np.ndarray:
-        of_files = {name: file_state(str(self.root / name)) for name in self._ends}
-        return np.array([of_files[path.rpartition(":")[0]] for path in self.paths], np.uint64)
+        of_files = np.array([file_state(str(file)) for file in self._table.files], np.uint64)
+        return of_files[self._table.groups[self._groups_of(self.arrays["lines"]), 0]]
 
     def find_missing_files(self) -> Sequence[Finding]:
         return []  # a row is no file

@@ -2,12 +2,15 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from shlex import quote
 from typing import Any
 
+import numpy as np
+
 from configs.schema import Data
 from configs.yaml_io import shorten
+from datasets.sources.samples import UNKNOWN
 
 UNKNOWN_MARK = "\1"  # before the name of an unknown label, among the labels of an image
 UNREAD = -1  # the meaning of another cell
@@ -50,6 +53,16 @@ class CellValues(dict[str, int | None]):
 def _plain(text: str) -> str:
     """The text of a cell in lower case; '-1' of '-1.0'."""
     return re.sub(r"(?<=\d)\.0*$", "", text.lower())
+
+
+def multi_hot(targets: Collection[Iterable[str]], label_of: Mapping[str, int], num_classes: int) -> np.ndarray:
+    """int8 (targets, C): 1 for each label, `UNKNOWN` for one after `UNKNOWN_MARK`; another label has no column."""
+    found = np.zeros((len(targets), num_classes + 1), np.int8)
+    for row, labels in zip(found, targets, strict=True):
+        for label in labels:
+            name = label.removeprefix(UNKNOWN_MARK)
+            row[label_of.get(name, -1)] = 1 if name == label else UNKNOWN
+    return found[:, :-1]
 
 
 def are_cells(values: Iterable[str]) -> bool:

@@ -238,10 +238,10 @@ def _unclear_columns(
     table: Table, data: Data, paths: Sequence[str], labels: Sequence[str], needs_labels: bool
 ) -> UserError:
     """The error that names likely columns. needs_labels: not only paths."""
-    kind = "paths"
-    names = paths
     guesses, _ = likely_columns(table)
     advice = {"path": "NAME", "label": "NAME", **dict(*guesses[:1])}
+    kind = "paths"
+    names = paths
     hint = ""
     if len(paths) == 1:
         kind = "labels"
@@ -259,13 +259,8 @@ def _unclear_columns(
         hint = (
             "; if another table has the paths, give the folder of the images as -data_path: tables beside it are found"
         )
-    return _unclear(table, kind, names, data, advice, hint)
-
-
-def _unclear(table: Table, kind: str, names: Sequence[str], data: Data, advice: Columns, hint: str = "") -> UserError:
-    fix = f"name them: -opts {columns_option(data, advice)}{hint}"
     found = f"the {kind} are {' or '.join(map(shorten, names)) or 'not clear'} in the columns {shorten(table.header)}"
-    return UserError(f"{table.file}:1: {found}{table.unread}; {fix}")
+    return UserError(f"{table.file}:1: {found}{table.unread}; name them: -opts {columns_option(data, advice)}{hint}")
 
 
 def _names(header: Sequence[str], given: Any, documented: str, known: Iterable[re.Pattern[str]]) -> list[str]:
@@ -346,11 +341,11 @@ def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:
     if lower <= _SPLIT_WORDS.keys():
         return {value: _SPLIT_WORDS[value] for value in lower}
     flag = _SPLIT_FLAG.fullmatch(_plain(name))
-    if not (flag and lower and are_cells(lower)):
+    if not (flag and are_cells(lower)):
         return {}
     other = "val" if flag[1] == "train" else "train"
-    is_one = CellValues({})
-    return {value: flag[1] if is_one[value] else other for value in lower}
+    meaning = CellValues({})
+    return {value: flag[1] if meaning[value] else other for value in lower}
 
 
 def _is_unclear_split(name: str, values: Collection[str], split_of: Mapping[str, str]) -> bool:
