@@ -88,16 +88,12 @@ def open_regular_file(path: Path | str) -> io.BufferedReader:
 def read_regular_file(path: str, max_bytes: int) -> tuple[bytes, int]:
     """The content of a file, and its size; without content if the size is more than `max_bytes`.
 
-    In a third of the time of a file object. Raises OSError as `open_regular_file`.
+    Raises OSError as `open_regular_file`, which takes twice as long.
     """
     descriptor, size = open_descriptor(path)
-    try:
-        data = os.read(descriptor, size) if size <= max_bytes else b""
-        while len(data) < size <= max_bytes and (more := os.read(descriptor, size - len(data))):
-            data += more  # a network disk may return a part
-        return data, size
-    finally:
-        os.close(descriptor)
+    with open(descriptor, "rb", buffering=0) as file:
+        content = file.readall() if size <= max_bytes else b""
+    return content, size
 
 
 def open_descriptor(path: Path | str) -> tuple[int, int]:

@@ -8,9 +8,8 @@ import os
 import secrets
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +174,6 @@ class Loader:
         self._reader.samples, batch_sampler = reader.samples.for_loader(sampler, source_timeout)
         of_workers: dict[str, Any] = {}
         self._slots_shape: tuple[int, ...] = (0,)
-        self._iterate: Callable[[DataLoader[Any]], Iterator[Any]] = iter
         if workers:
             of_workers = {
                 "num_workers": workers,
@@ -186,7 +184,6 @@ class Loader:
                 "multiprocessing_context": "forkserver",
             }
             self._slots_shape = slots_shape(workers, (sampler.batch_size, *reader.data.image_shape))
-            self._iterate = partial(iter_with_timeout, limit_seconds=self.timeout_seconds)
             start_worker_server()
         self._batches = DataLoader(
             self._reader, batch_sampler=batch_sampler, collate_fn=_identity, pin_memory=is_cuda, **of_workers
@@ -199,8 +196,11 @@ class Loader:
         """Starts the workers at once. Raises UserError if a sample cannot be read or a worker fails."""
         with _noted_errors():
             self.reserve()
-            batches = self._iterate(self._batches)
-        return self._on_device(_with_noted_errors(batches))
+            if self._batches.num_workers:
+                batches = iter_with_timeout(self._batches, self.timeout_seconds)
+            else:
+                batches = iter(self._batches)
+        return self._on_device(self._checked(batches))
 
     def reserve(self, *others: "Loader") -> None:
         """Reserves the shared memory for the batches of this loader, and of `others`.
@@ -220,13 +220,13 @@ class Loader:
                 "lower -num_workers or -batch_size, or use no workers: -num_workers=0"
             ) from error
 
-    def _on_device(self, batches: Iterator[Batch | UserError]) -> Iterator[Batch]:
+    def _on_device(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """batches: in host memory, pinned if the device is a GPU."""
         if self._stream is None:
-            yield from map(self._checked, batches)
+            yield from batches
             return
         current = torch.cuda.current_stream(self.device)
-        for batch in map(self._checked, batches):
+        for batch in batches:
             copied = torch.cuda.Event(enable_timing=True)
             with torch.cuda.stream(self._stream):  # the copy overlaps the computation of the batch before
                 batch = tree_map_only(torch.Tensor, lambda one: one.to(self.device, non_blocking=True), batch)
@@ -235,18 +235,20 @@ class Loader:
             tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(current), batch)
             yield batch._replace(copied=copied)
 
-    def _checked(self, batch: Batch | UserError) -> Batch:
+    def _checked(self, batches: Iterator[Batch | UserError]) -> Iterator[Batch]:
         """Raises the error of a worker; lists the unusable images, and logs the warnings of decoders."""
-        if isinstance(batch, UserError):
-            raise batch
-        if self.bad_images:
-            self.bad_images.add(batch.bad)
-        for name, text in batch.warnings:
-            if name not in self._warned:
-                self._warned.add(name)
-                log = self._log if len(self._warned) <= _MAX_WARNINGS else RANK_LOG
-                logging.getLogger(log).warning(f"{name}: used, but its decoder warns: {to_single_line(text)}")
-        return batch
+        with _noted_errors():
+            for batch in batches:
+                if isinstance(batch, UserError):
+                    raise batch
+                if self.bad_images:
+                    self.bad_images.add(batch.bad)
+                for name, text in batch.warnings:
+                    if name not in self._warned:
+                        self._warned.add(name)
+                        log = self._log if len(self._warned) <= _MAX_WARNINGS else RANK_LOG
+                        logging.getLogger(log).warning(f"{name}: used, but its decoder warns: {to_single_line(text)}")
+                yield batch
 
 
 def unreadable(targets: torch.Tensor, keys: list[Key]) -> list[int]:
@@ -262,11 +264,6 @@ def _noted_errors() -> Iterator[None]:
     except Exception as error:
         error.add_note(IN_LOADING)
         raise
-
-
-def _with_noted_errors(batches: Iterator[Batch | UserError]) -> Iterator[Batch | UserError]:
-    with _noted_errors():
-        yield from batches
 
 
 def num_workers(reader: BatchReader, context: ProcessContext) -> tuple[int, str]:

@@ -59,7 +59,7 @@ class RandomOrder:
 
     def places(self, layout: EpochLayout, epoch: int) -> torch.Tensor:
         """The sample index in each place of an epoch, int64; with repeats, the first ones are used."""
-        return epoch_order(layout.samples, layout.seed, epoch)
+        return torch.randperm(layout.samples, generator=seeded_generator(layout.seed, "order", epoch))
 
 
 @dataclass(frozen=True)
@@ -169,11 +169,6 @@ class TrainSampler:
         if isinstance(self.order, ShardWindows):
             return shards.shards_from(self.layout.seed, epoch, shards.shard_of(sample), self.num_epochs)
         return np.roll(range(len(shards.ends)), -number).tolist()  # all are in use, one after the other first
-
-
-def epoch_order(num_samples: int, seed: int, epoch: int) -> torch.Tensor:
-    """The permutation (num_samples,) of an epoch."""
-    return torch.randperm(num_samples, generator=seeded_generator(seed, "order", epoch))
 
 
 @dataclass(frozen=True)

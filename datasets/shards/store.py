@@ -64,8 +64,8 @@ class LocalFiles:
 
     attempt_seconds = 0.0
     can_list = True  # the names of files
-    errors: tuple[type[Exception], ...] = (OSError, ValueError)  # ValueError: of a name with \0
-    missing: tuple[type[Exception], ...] = (FileNotFoundError,)
+    errors = (OSError, ValueError)  # ValueError: of a name with \0
+    missing = (FileNotFoundError,)
 
     def __init__(self, root: str) -> None:
         self.root = Path(root)
@@ -169,26 +169,22 @@ class RemoteFiles:
         """Describes an error of obstore or of the operating system: by its class, else by its text."""
         exceptions = self._exceptions
         credentials = _CREDENTIALS.get(self.root.partition("://")[0], "use a server without a login")
-        refused = Problem("access is refused, or needs credentials", f"check the URL, or {credentials}")
-        of_types = [
-            ((OSError, ValueError), LocalFiles.describe(error)),
-            ((exceptions.UnauthenticatedError, exceptions.PermissionDeniedError), refused),
-            (exceptions.NotSupportedError, _WHOLE_FILES),
-            (exceptions.PreconditionError, changed(self.root)),
-        ]
-        for types, problem in of_types:
-            if isinstance(error, types):
-                return problem
         text = str(error)
         request, _, answer = text.partition(_REFUSED)
         status = answer[:3]
-        may_pass = _PASSING_STATUS.match(status)
-        if _BEYOND_END.search(text):
+        if isinstance(error, LocalFiles.errors):
+            return LocalFiles.describe(error)
+        if isinstance(error, self.missing):
+            return Problem("access is refused, or needs credentials", f"check the URL, or {credentials}")
+        if isinstance(error, exceptions.NotSupportedError):
+            return _WHOLE_FILES
+        if isinstance(error, exceptions.PreconditionError) or _BEYOND_END.search(text):
             return changed(self.root)
         if _CREDENTIAL.search(request):
             return Problem("no credentials are found, or they cannot be used", credentials, _METADATA_SECONDS)
         if status:
-            return Problem(f"the server answers with status {status}", _SERVER, math.inf if may_pass else 0.0)
+            retry_seconds = math.inf if _PASSING_STATUS.match(status) else 0.0
+            return Problem(f"the server answers with status {status}", _SERVER, retry_seconds)
         return next((problem for part, problem in _CAUSES.items() if part in text), _UNREACHABLE)
 
     def list_folder(self, folder: str) -> tuple[list[str], list[str]]:

@@ -27,12 +27,11 @@ from torch.nn.utils import parameters_to_vector
 
 from configs.batch_plan import BatchPlan, EpochLayout
 from configs.schema import Config
-from datasets.loading.sampler import epoch_order
 from engine.checkpoint.files import load_checkpoint
 from engine.parallel import DDP
 from engine.training.trial import state_without_data
 from utils.distributed import ProcessContext
-from utils.seeding import derive_seed
+from utils.seeding import derive_seed, seeded_generator
 
 STEPS = 20  # 40 batches per epoch, 3 per step: step 14 has 1 batch; the second epoch has 6 steps
 STEPS_PER_EPOCH = 14
@@ -85,7 +84,8 @@ def plain_loop(config: Config, level: str) -> tuple[dict, dict, dict]:
     images, targets = noise(config)
     step = 0
     for epoch in range(2):
-        batches = epoch_order(len(images), config.seed, epoch).split(batch_size)[: len(images) // batch_size]
+        order = torch.randperm(len(images), generator=seeded_generator(config.seed, "order", epoch))
+        batches = order.split(batch_size)[: len(images) // batch_size]
         for start in range(0, len(batches), 3):
             if step == STEPS:
                 return initial, model.state_dict(), average.state_dict()
