@@ -15,7 +15,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from multiprocessing.process import BaseProcess
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,16 @@ def process_group_timeout(device: torch.device, group: dist.ProcessGroup | None 
     own: Any = group or dist.group.WORLD
     options: Any = own._get_backend(device).options
     return options and options._timeout
+
+
+def loss_scale(scaler: torch.amp.GradScaler) -> torch.Tensor:
+    """The loss scale, a tensor that may be modified in place; None before the first `scaler.scale(tensor)`."""
+    return cast(torch.Tensor, scaler._scale)
+
+
+def growth_tracker(scaler: torch.amp.GradScaler) -> torch.Tensor:
+    """The number of consecutive steps without overflow (int32), may be modified in place; None as for `loss_scale`."""
+    return cast(torch.Tensor, scaler._growth_tracker)
 
 
 # `GradScaler.update` in one op: (scale, growth tracker, found_inf, growth factor, backoff factor, growth interval).

@@ -12,6 +12,7 @@ from engine.precision.op_lists import OPS
 from engine.precision.policy import Precision
 from engine.profiling.half_values import Pair, Passes, Values, lost_share
 from engine.training.step import TrainState
+from utils import torch_compat
 from utils.tables import aligned_table, table_text, three_digits
 
 LARGEST = torch.finfo(torch.float16).max  # 65504
@@ -33,7 +34,7 @@ class Problem:
 def report_amp(state: TrainState, batch: Batch) -> tuple[list[str], str]:
     """The report, in lines for the screen, and a CSV table of all ops and weights. The state stays as it is."""
     passes = Passes(state, batch)
-    values = passes.values(state.precision.options, float(state.precision.scaler.scale))
+    values = passes.values(state.precision.options, float(torch_compat.loss_scale(state.precision.scaler)))
     title = f"AMP report: {state.precision.name}; {len(passes.images)} images, torch's ops"
     moved = ", ".join(f"{op} ({calls} calls)" for op, calls in values.recorder.moved.items())
     lines = [title, block_table(values), f"Ops that the lists move: {moved or 'none'}."]

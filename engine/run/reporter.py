@@ -237,7 +237,7 @@ class Reporter(Observer):
             measured["model_flops_utilization"] = self.model.utilization(speed)
         rounded = {name: None if value is None else float(f"{value:.6g}") for name, value in measured.items()}
         return rounded | {
-            "loss_scale": float(self.scaler.scale),
+            "loss_scale": self.scaler.get_scale(),
             "skipped_steps": self.scaler.skipped,
             "peak_memory_bytes": peak_memory_bytes(self.context.device),
         }

@@ -231,17 +231,11 @@ def in_use(session) -> dict[str, object]:
     """All that is made of the options, and that a checkpoint could override."""
     state, scaler, average = session.state, session.state.precision.scaler, session.state.average
     own = {"params", "lr", "initial_lr"}
+    rules = scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval(), scaler.backoff_after
     return {
         "groups": [{key: x for key, x in group.items() if key not in own} for group in state.optimizer.param_groups],
         "rates": [state.schedule.lr_at(step) for step in range(200)],
-        "scaler": (
-            scaler.rules,
-            scaler.backoff_after,
-            scaler.dynamic,
-            scaler.min_scale,
-            scaler.max_skipped,
-            scaler.scale.item(),
-        ),
+        "scaler": (*rules, scaler.dynamic, scaler.min_scale, scaler.max_skipped, scaler.get_scale()),
         "average": (average.decay, average.use_warmup),
         "precision": state.precision.describe(),
         "model": str(state.wrapped),

@@ -64,7 +64,7 @@ def train_steps(level: str, dtype: str, steps: int, device: torch.device = CPU) 
         with precision.autocast():
             logits = weights.compute(images)
         loss = nn.functional.cross_entropy(logits.float(), targets)
-        (precision.scaler.scale * loss).backward()
+        precision.scaler.scale(loss).backward()
         precision.step(optimizer, max_norm=None, seed=step)
         losses.append(loss.item())
     return losses, weights

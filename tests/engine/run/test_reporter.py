@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -152,7 +153,7 @@ def test_a_loss_scale_appears_in_the_first_report_and_when_it_changes(tmp_path, 
     run.reporter.scaler = scaler = SimpleNamespace(dynamic=True, skipped=0)
 
     def next_scale():
-        scaler.scale = next(scales)
+        scaler.get_scale = partial(float, next(scales))
 
     run.before_report = next_scale
     run.epoch(*[(1.0, 1.0, False)] * STEPS)
