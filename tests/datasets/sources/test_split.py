@@ -24,13 +24,13 @@ from tests.datasets.shards.tar_files import jpeg, tar_of
 PATHS = [f"{name}/{number}.jpg" for name in ("a", "ä") for number in range(10)]
 
 
-def split_part(paths, classes, split, known=None, groups=None, **values):
+def split_part(paths, classes, split, known=None, groups=None, initial=None, **values):
     """The positions of a part, the messages, and the split of the run."""
     if groups:
         values["groups"] = "(x)"
         groups = StringPacker(groups).strings()
     images = StringPacker(paths).strings(), np.array(classes), groups
-    found = cut_images(*images, options("DIR", **values), [split], History(known))
+    found = cut_images(*images, options("DIR", **values), [split], History(known, initial=initial))
     problem = [f"DIR: {found.problem}"] if found.problem else []
     indices = np.flatnonzero(found.is_val == (split != "train"))
     return indices.tolist(), [*problem, *map(str, found.notes)], found.run_split
@@ -111,19 +111,13 @@ def test_of_the_images_held_out_alone_the_trained_ones_are_counted(split):
 def test_validation_images_that_initial_weights_have_seen_are_named():
     """Other data, of which a few names are the same, are not."""
     initial = part(PATHS, "train")[2]
-
-    def notes_of(paths, **values):
-        classes = np.array([path[0] == "a" for path in paths], int)
-        images = StringPacker(paths).strings(), classes, None
-        found = cut_images(*images, options("DIR", **values), ["val"], History(initial=initial))
-        return list(map(str, found.notes))
-
     seen = by_definition(PATHS, 2, seed=1) - by_definition(PATHS, 1)
-    (note,) = notes_of(PATHS, split_seed=1, val_fraction=0.2)
+    other = {"initial": initial, "split_seed": 1, "val_fraction": 0.2}
+    (note,) = part(PATHS, "val", **other)[1]
     assert f"trained on {len(seen)} of 4 image(s)" in note
-    assert not notes_of(PATHS)
-    assert not notes_of([*PATHS[:5], *(f"b/{number}.jpg" for number in range(15))], split_seed=1, val_fraction=0.2)
-    assert "of 4 image(s)" in notes_of(PATHS, folds=5, fold=2)[0]
+    assert not part(PATHS, "val", initial=initial)[1]
+    assert not part([*PATHS[:5], *(f"b/{number}.jpg" for number in range(15))], "val", **other)[1]
+    assert "of 4 image(s)" in part(PATHS, "val", initial=initial, folds=5, fold=2)[1][0]
 
 
 def read_again(run, data):

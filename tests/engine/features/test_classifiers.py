@@ -73,7 +73,7 @@ def test_several_labels_are_independent_regressions(data):
         torch.testing.assert_close(fitted[label], expected, atol=5e-3, rtol=1e-2)
 
 
-def test_the_weights_are_for_the_features_as_they_are(data):
+def test_the_weights_are_for_the_features_as_they_are(data, few_penalties):
     """A constant feature, and other units of the features, change no prediction."""
     features, targets = data
     loss = build_loss(Loss(), 0.1)

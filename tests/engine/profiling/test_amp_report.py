@@ -5,15 +5,12 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import CPU, assert_same_state, only_run, session_for, slow
+from conftest import CPU, assert_same_state, session_for, slow
 from torch import nn
 
-from configs.command_line import parse_command_line
-from engine.commands.run import run
 from engine.profiling.amp_report import margin, report_amp
 from engine.profiling.half_values import Passes
 from engine.training.step import train_steps
-from utils.tables import read_rows
 
 FLOAT16 = ["AMP.ENABLED=true", "AMP.DTYPE=float16", "DATA.BATCH_SIZE=8", "MODEL.ATTENTION=explicit"]
 
@@ -167,14 +164,3 @@ def test_the_training_goes_on_as_without_a_report(digits_argv, level):
         return [weights.saved.state_dict(), state.optimizer.state_dict(), state.precision.state_dict()]
 
     assert_same_state(train(reports=True), train(reports=False))
-
-
-def test_a_profile_has_the_report_and_all_ops(digits_argv, cpu, tmp_path):
-    argv = ["-amp", "-amp_dtype=float16", "-profile", *digits_argv, "AMP.INIT_LOSS_SCALING=1024", "DATA.BATCH_SIZE=8"]
-    assert run(parse_command_line(argv), cpu) == 0
-    folder = only_run(tmp_path / "out", "profile")
-    log = (folder / "log.txt").read_text()
-    assert "float16 is safe at loss scale" in log[log.index("----- AMP report: O1: float16") :]
-    ops = read_rows(folder / "half_values.csv")
-    assert {"qkv", "head"} <= {row["module"].rpartition(".")[2] for row in ops if row["op"] == "linear"}
-    assert all(float(row["gradient"]) > 0 for row in ops if row["op"] == "weight")

@@ -18,6 +18,7 @@ from engine.run.cost import Phase
 from utils.distributed import single_process
 from utils.files import read_json
 from utils.notes import STATUS
+from utils.tables import read_rows
 
 DATA_WAIT, TRANSFORM, FORWARD, BACKWARD, OPTIMIZER, LOGGING = Phase
 
@@ -90,10 +91,13 @@ def shares(text: str) -> dict[str, float]:
 
 
 def test_profile_of_a_run(digits_argv, tmp_path, monkeypatch):
-    """The profile spans several short epochs, writes no checkpoints, and goes to no logger besides TensorBoard."""
+    """It spans several short epochs, has the AMP report and all its ops, writes no checkpoints, and goes to no logger
+    besides TensorBoard.
+    """
     monkeypatch.setitem(sys.modules, "wandb", None)
-    argv = ["-amp", "-profile", "-epochs=1", *digits_argv, ALL_DIGITS, "DATA.VAL_FRACTION=0.97", "DATA.BATCH_SIZE=8"]
+    argv = ["-amp", "-amp_dtype=float16", "-profile", "-epochs=1", *digits_argv, ALL_DIGITS, "DATA.VAL_FRACTION=0.97"]
     more = ["TRAIN.ACCUM_ITER=2", "MODEL.DEPTH=1", "MODEL.DROPOUT=0.1", "SAVE_FREQ_STEPS=1", "LOGGERS=wandb"]
+    more += ["DATA.BATCH_SIZE=8", "AMP.INIT_LOSS_SCALING=1024"]
     assert run_here(*argv, *more) == 0
     folder = only_run(tmp_path / "out", "profile")
     log = log_of(folder)
@@ -109,6 +113,10 @@ def test_profile_of_a_run(digits_argv, tmp_path, monkeypatch):
     assert names.count(FORWARD) == 20
     assert not list(folder.glob("*.pth"))
     assert read_json(folder / STATUS)["state"] == "finished"
+    assert "float16 is safe at loss scale" in log[log.index("----- AMP report: O1: float16") :]
+    ops = read_rows(folder / "half_values.csv")
+    assert {"qkv", "head"} <= {row["module"].rpartition(".")[2] for row in ops if row["op"] == "linear"}
+    assert all(float(row["gradient"]) > 0 for row in ops if row["op"] == "weight")
 
 
 @pytest.mark.gpu

@@ -171,12 +171,11 @@ def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path):
     data = read_yaml(run / "config.yaml")["DATA"]
     assert [data[key] for key in KEYS] == values
     again = [f"-pretrained={weights}", "-resume=auto", *stop[:-1], "TRAIN.MAX_STEPS=2"]
-    resumed, _ = run_on(photos, *recipe, *again)
-    assert resumed == run
+    resumed, fact = run_on(photos, *recipe, *again)
+    assert (resumed, values_of(fact)) == (run, values)
     assert read_yaml(run / "config.yaml")["MODEL"]["KWARGS"] == {"global_pool": "max"}
-    for start in (f"-pretrained={run / 'last.pth'}", f"-resume={run}"):
-        _, fact = run_on(photos, *recipe, start, "-opts", "TRAIN.MAX_STEPS=3")
-        assert values_of(fact) == values
+    _, fact = run_on(photos, *recipe, f"-pretrained={run / 'last.pth'}", "-opts", "TRAIN.MAX_STEPS=1")
+    assert values_of(fact) == values
 
 
 def test_a_run_of_tall_images(photos, tmp_path):

@@ -79,8 +79,8 @@ def test_one_class_is_a_warning_of_training_and_of_validation_and_an_area_has_a_
     assert read_result(folder)["epoch"]
 
 
-@pytest.mark.parametrize("options", [(), ("TRAIN.MODEL_EMA=true",), ("MODEL.TUNE=lora",)], ids=["", "ema", "lora"])
-def test_trained_weights_and_moments_are_freed_before_the_best_model_is_built(options, digits_argv, monkeypatch):
+@pytest.mark.parametrize("option", ["TRAIN.MODEL_EMA=true", "MODEL.TUNE=lora"])
+def test_trained_weights_and_moments_are_freed_before_the_best_model_is_built(option, digits_argv, monkeypatch):
     left = []
 
     def build(*arguments):
@@ -89,7 +89,7 @@ def test_trained_weights_and_moments_are_freed_before_the_best_model_is_built(op
 
     monkeypatch.setattr("engine.training.end.build_eval_model", build)
     before = tensor_bytes_in_memory()
-    folder = train([*digits_argv, "MODEL.EMBED_DIM=128", "TRAIN.NUM_EPOCHS=1", *options])
+    folder = train([*digits_argv, "MODEL.EMBED_DIM=128", "TRAIN.NUM_EPOCHS=1", option])
     assert left[0] - before < tensor_bytes(states(folder)["model"]) / 4
     assert read_result(folder)["finished"]
 
@@ -151,15 +151,6 @@ def test_a_signal_in_the_last_evaluation_is_an_interruption_of_a_complete_traini
     assert read_result(folder)["finished"]
     assert states(folder)["epoch"] == 1
     assert read_run(folder)["state"] == "interrupted"
-
-
-def test_a_report_that_cannot_be_written_does_not_end_the_run(digits_argv, monkeypatch):
-    def fail(*args, **options):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("engine.evaluation.files.atomic_write", fail)
-    folder = train([*digits_argv, "TRAIN.NUM_EPOCHS=1"])
-    assert read_result(folder)["finished"]
 
 
 # The size of a checkpoint
