@@ -15,10 +15,6 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FORMATTING = {
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
-    tokenize.ENDMARKER,
-}  # fmt: skip
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -44,7 +40,8 @@ def count_tokens(text: str, tree: ast.Module) -> int:
         if isinstance(node, (ast.Import, ast.ImportFrom)) or is_docstring(node):
             left_out.update(range(node.lineno, node.end_lineno + 1))
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    return sum(token.type not in FORMATTING and token.start[0] not in left_out for token in tokens)
+    words = (token for token in tokens if token.string.strip() and token.type != tokenize.COMMENT)
+    return sum(token.start[0] not in left_out for token in words)
 
 
 def count_branches(tree: ast.AST) -> int:

@@ -150,7 +150,7 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     needs_images = not (flags.check or flags.no_check)
     trained = open_trained(command, context) if needs_images else without_images(command)
     if flags.no_paths:
-        trained = replace(trained, split=None, names_data_path=False)
+        trained = replace(trained, names_data_path=False)
     data = trained.config.data
     if data.resize != "crop" and data.crop_pct != 1:
         raise UserError(

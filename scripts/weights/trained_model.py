@@ -1,6 +1,6 @@
 """Trained weights with their model and their validation images, for the scripts that export and average."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,21 +41,17 @@ class TrainedModel:
     """The options to evaluate the weights `MODEL.PRETRAINED`.
 
     class_names: from the training, DATA.CLASSES, or ImageNet's WordNet ids; else from the validation samples, or None.
-    notes: lines for the user. split: of the data of the training, None if the data is other data.
-    names_data_path: whether `options` names the folders of the data. record: of the weights. others: options,
-    as KEY=value, because of which its logits are not those that its run has evaluated. If it has been evaluated again:
-    measured: the metric that decides and its interval; measured_point: `figures_at` its operating point, if it has one.
-    samples: validation images, if they are read.
+    notes: lines for the user. record: of the weights. names_data_path: whether `options` names the folders of the data.
+    If it has been evaluated again: measured: the metric that decides and its interval; measured_point: `figures_at` its
+    operating point, if it has one. samples: validation images, if they are read.
     """
 
     config: Config
     class_names: list[str] | None
     notes: list[Note | Fact]
-    split: RunSplit | None = None
-    names_data_path: bool = True
-    decision: Decision = UNDECIDED
     record: WeightsRecord = NO_RECORD
-    others: Sequence[str] = ()
+    decision: Decision = UNDECIDED
+    names_data_path: bool = True
     measured: str = ""
     measured_point: Mapping[str, Any] | None = None
     samples: Samples | None = None
@@ -63,6 +59,25 @@ class TrainedModel:
     @property
     def weights(self) -> Path:
         return Path(self.config.model.pretrained)
+
+    @property
+    def split(self) -> RunSplit | None:
+        """Of the data of the training, None if the data is other data, or is not named."""
+        return self.record.split if self.names_data_path and self.record.is_of(self.config.data) else None
+
+    @property
+    def others(self) -> list[str]:
+        """Options, as KEY=value, because of which its logits are not those that its run has evaluated."""
+        if not self.record.is_own:
+            return []
+        now = self.config.data.model_dump(mode="json", by_alias=True)
+        before = self.record.preprocessing
+        others = [f"DATA.{key}={format_value(now[key])}" for key in before if now[key] != before[key]]
+        if self.config.model.weights_entry:
+            others.append(f"MODEL.WEIGHTS_ENTRY={self.config.model.weights_entry}")
+        if self.record.decision.tta != "none":
+            others.append(f"EVAL.TTA={self.record.decision.tta}")
+        return others
 
     @property
     def options(self) -> dict[str, dict[str, Any]]:
@@ -158,20 +173,6 @@ def _class_names(config: Config, record: WeightsRecord) -> list[str] | None:
     return None
 
 
-def _other_options(config: Config, record: WeightsRecord) -> list[str]:
-    """`TrainedModel.others` of a run of this program."""
-    if not record.is_own:
-        return []
-    now = config.data.model_dump(mode="json", by_alias=True)
-    before = record.preprocessing
-    others = [f"DATA.{key}={format_value(now[key])}" for key in before if now[key] != before[key]]
-    if config.model.weights_entry:
-        others.append(f"MODEL.WEIGHTS_ENTRY={config.model.weights_entry}")
-    if record.decision.tta != "none":
-        others.append(f"EVAL.TTA={record.decision.tta}")
-    return others
-
-
 def _trained_model(config: Config, record: WeightsRecord, notes: list[Note | Fact]) -> TrainedModel:
     names = _class_names(config, record)
     decision = record.decision
@@ -183,6 +184,4 @@ def _trained_model(config: Config, record: WeightsRecord, notes: list[Note | Fac
         if decision.point:
             new = renames.get(decision.point.name, decision.point.name)
             decision = decision._replace(point=decision.point.model_copy(update={"name": new}))
-    split = record.split if record.is_of(config.data) else None
-    others = _other_options(config, record)
-    return TrainedModel(config, names, notes, split, record=record, decision=decision, others=others)
+    return TrainedModel(config, names, notes, record, decision)

@@ -193,7 +193,7 @@ def test_a_switch_may_be_a_text(tmp_path):
 def test_mistakes_in_a_base_file_name_that_file(tmp_path):
     write(tmp_path, "a.yaml", "BASE: ['b.yaml']")
     write(tmp_path, "b.yaml", "SEED: 1\nBASE: ['a.yaml']")
-    assert "b.yaml:2: BASE 'a.yaml' is cyclic" in error_of(f"-cfg={tmp_path / 'a.yaml'}")
+    assert "b.yaml:2: BASE leads to more than 32 files; remove a cyclic one" in error_of(f"-cfg={tmp_path / 'a.yaml'}")
     write(tmp_path, "b.yaml", "\nSEEDS: 1")
     assert "b.yaml:2: unknown key SEEDS; did you mean SEED?" in error_of(f"-cfg={tmp_path / 'a.yaml'}")
 
@@ -221,7 +221,7 @@ def test_base_files_are_limited_as_two_names_in_each_would_double_the_time_per_l
     for number in range(40):
         write(tmp_path, f"{number}.yaml", f"BASE: [{names.format(number + 1)}]")
     write(tmp_path, "40.yaml", "SEED: 1")
-    assert "BASE leads to more than 32 files; merge some of them" in error_of(f"-cfg={tmp_path / '0.yaml'}")
+    assert "BASE leads to more than 32 files" in error_of(f"-cfg={tmp_path / '0.yaml'}")
 
 
 def test_recipe_that_is_not_a_regular_file_does_not_block(tmp_path):

@@ -125,13 +125,14 @@ def arguments(*keys: str, dropout: str = "", **renamed: str) -> Callable[[Model,
     """
     words = " ".join(keys).split()
     paths = {word.rpartition(".")[2]: word for word in words} | renamed | dict.fromkeys(dropout.split(), "dropout")
-    has_size = paths.pop("img_size", None) is not None
 
     def build(model: Model, data: Data) -> dict[str, Any]:
-        values = {name: attrgetter(path)(model) for name, path in paths.items()}
-        if has_size:
+        values = {name: attrgetter(path)(model) for name, path in paths.items() if name != "img_size"}
+        if "img_size" in paths:
             values["img_size"] = data.image_size
-        return values | ({"drop_rate": 0.0} if dropout else {})
+        if dropout:
+            values["drop_rate"] = 0.0
+        return values
 
     return build
 
