@@ -137,20 +137,19 @@ class DDP(Strategy):
 
     def __init__(self, device: torch.device, options: Parallel) -> None:
         self.device = device
-        self._hook = _HOOKS[options.comm_hook]
-        self._bucket_mb = options.bucket_mb
+        self.options = options
 
     def wrap(self, model: nn.Module, images: torch.Tensor) -> nn.Module:
         device_ids = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(
             model,
             device_ids=device_ids,
-            bucket_cap_mb=self._bucket_mb,
+            bucket_cap_mb=self.options.bucket_mb,
             gradient_as_bucket_view=True,
             find_unused_parameters=bool(unused_parameters(model, images, model)),
         )
-        if self._hook:
-            wrapped.register_comm_hook(None, self._hook)
+        if hook := _HOOKS[self.options.comm_hook]:
+            wrapped.register_comm_hook(None, hook)
         # DDP regroups gradients after its first backward pass. With three or more ranks the grouping changes the last
         # bits of the sums, so that a resumed run would differ from an uninterrupted one.
         for _ in range(2):
@@ -191,8 +190,10 @@ def _ranks_per_host(context: ProcessContext) -> int:
     for rank, count in enumerate(counts):
         if count != counts[0]:
             problem = f"{context.name(rank)} is one of {count} on its host, {context.name(0)} one of {counts[0]}"
-            fix = "start the same number on each host, or set PARALLEL.SHARDS_PER_GROUP"
-            raise UserError(f"PARALLEL.STRATEGY hsdp: {problem}; {fix}")
+            raise UserError(
+                f"PARALLEL.STRATEGY hsdp: {problem}; "
+                "start the same number on each host, or set PARALLEL.SHARDS_PER_GROUP"
+            )
     return counts[0]
 
 
@@ -315,8 +316,7 @@ class FSDP(Strategy):
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             return whole.detach().to("cpu", copy=True) if self.is_main else None
 
-        gathered: dict[str, Any] = tree_map_only(torch.Tensor, to_host, content)
-        return gathered
+        return tree_map_only(torch.Tensor, to_host, content)
 
     def receive(self, tensor: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor:
         from torch.distributed.tensor import DTensor, distribute_tensor
@@ -457,16 +457,23 @@ def check_compiler(device: torch.device) -> None:
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
         except OSError as error:
-            fix = "set TORCHINDUCTOR_CACHE_DIR to a folder that can be written, or remove -compile"
-            raise error_from(error, f"TRAIN.COMPILE: {folder}: cannot be created: {error.strerror}; {fix}") from None
+            raise error_from(
+                error,
+                f"TRAIN.COMPILE: {folder}: cannot be created: {error.strerror}; "
+                "set TORCHINDUCTOR_CACHE_DIR to a folder that can be written, or remove -compile",
+            ) from None
         if {os.stat(folder).st_uid, os.lstat(folder).st_uid} != {os.geteuid()}:  # a link's owner can replace it
             problem = f"TRAIN.COMPILE: the cache {folder} belongs to another user, and torch runs code from it"
-            fix = "set TORCHINDUCTOR_CACHE_DIR, and TRITON_CACHE_DIR if it is set, to folders of your own"
-            raise UserError(f"{problem}; {fix}")
+            raise UserError(
+                f"{problem}; set TORCHINDUCTOR_CACHE_DIR, and TRITON_CACHE_DIR if it is set, to folders of your own"
+            )
     try:
         with inherited_import_path():  # torch asks Python processes which vector instructions work
             torch.compile(lambda tensor: tensor.sin() + 1)(torch.zeros(8, device=device))
     except Exception as error:  # of many types: a missing C++ compiler, no Triton, a read-only folder
         reason = first_line(getattr(error, "inner_exception", error))
-        fix = "install g++, delete a damaged cache (/tmp/torchinductor_*), or remove -compile"
-        raise error_from(error, f"TRAIN.COMPILE: torch cannot compile: {reason}; {fix}") from error
+        raise error_from(
+            error,
+            f"TRAIN.COMPILE: torch cannot compile: {reason}; "
+            "install g++, delete a damaged cache (/tmp/torchinductor_*), or remove -compile",
+        ) from error

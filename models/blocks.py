@@ -135,8 +135,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a sharded tensor that this rank holds, of the same memory; another tensor itself."""
-    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 class FeatureModel(nn.Module):

@@ -31,16 +31,15 @@ _LINEAR = {
 _TRIAL_BATCH = 16  # so large that blocks drop whole samples in it, at MODEL.DROPPATH of 0.1 and more
 
 
-def enable_grad_checkpointing(model: nn.Module, name: str) -> None:
+def enable_grad_checkpointing(model: Any, name: str) -> None:
     """Stores only the inputs of the blocks of a timm model. The backward pass recomputes all other activations.
 
     The recomputation also updates the running statistics of batch norms: `MasterWeights.kept_batch_stats` is around the
     backward pass. torch.compile supports it; with batch norm a compiled model saves little memory. Raises UserError if
     timm does not support it.
     """
-    timm_model: Any = model
     try:
-        timm_model.set_grad_checkpointing(True)
+        model.set_grad_checkpointing(True)
     except (AttributeError, AssertionError):  # no such method, or a method that refuses
         raise UserError(
             f"MODEL.GRAD_CHECKPOINTING: timm does not support it for {name}; "

@@ -210,8 +210,9 @@ def check_image_size(model: nn.Module, name: str, data: Data) -> None:
             model.eval()(image)
     except Exception as error:  # of many types, by family
         given = f"its MODEL keys, DATA.IMAGE_SIZE {data.image_size} and IMAGE_CHANNELS {data.image_channels}"
-        problem = f"{name} with {given}: a forward pass fails ({first_line(error)})"
-        raise UserError(f"{problem}; change one of them") from error
+        raise UserError(
+            f"{name} with {given}: a forward pass fails ({first_line(error)}); change one of them"
+        ) from error
     finally:
         model.train()
 

@@ -121,8 +121,7 @@ def _pooled_width(output: Any, name: str) -> int:
     """The width of the pooled output. Raises UserError: there is none: SwiftFormer has heads of other names."""
     if not hasattr(output, "pooler_output"):
         raise UserError(f"MODEL.NAME: the heads of {name} are not supported; use a model of timm")
-    width: int = output.pooler_output.shape[1]
-    return width
+    return output.pooler_output.shape[1]
 
 
 def build_transformers(options: TransformersModel, data: Data) -> nn.Module:

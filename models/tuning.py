@@ -191,11 +191,6 @@ def _named_layers(linear: _Layers, targets: Sequence[str], name: str) -> _Layers
     return {path: layer for path, layer in linear.items() if f".{path}".endswith(ends)}
 
 
-def adapter_size(model: nn.Module) -> int:
-    """The number of parameters in adapters."""
-    return sum(value.numel() for path, value in model.named_parameters() if path.endswith(_ENDS))
-
-
 def merge_adapters(state: State, alpha: float) -> State:
     """The state with the effective weights in place of weights and adapters."""
     merged = {name: tensor for name, tensor in state.items() if not name.endswith(_ENDS)}

@@ -167,8 +167,10 @@ def _search(resume: str, runs: Iterable[Path], best_first: bool, locks: ExitStac
     for run in runs:
         sharded = _sharded_in(run)
         if sharded:
-            fix = "make one file of it with that version, see docs/resume.md#formats"
-            raise UserError(f"{sharded[0]}: is a sharded checkpoint of version 0.2, a folder; {fix}")
+            raise UserError(
+                f"{sharded[0]}: is a sharded checkpoint of version 0.2, a folder; "
+                "make one file of it with that version, see docs/resume.md#formats"
+            )
         folder = run if run.is_dir() else run.parent
         if not best_first and is_run_folder(folder):
             check_writable(folder, "resume a copy of it")
@@ -259,8 +261,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise error_from(error, f"{path}: cannot be read: {error.strerror}") from None
     except Exception as error:  # a file with a valid checksum that is no torch archive raises almost any type
-        problem = f"{path}: is not a checkpoint of this program ({type(error).__name__})"
-        raise error_from(error, f"{problem}; use another") from None
+        raise error_from(
+            error, f"{path}: is not a checkpoint of this program ({type(error).__name__}); use another"
+        ) from None
     state = state if isinstance(state, dict) else {}
     if "model" in state and "format" not in state:
         raise UserError(f"{path}: has weights only; start from them with -pretrained={shlex.quote(str(path))}")
@@ -276,8 +279,10 @@ def _check_content(path: Path, state: dict[str, Any]) -> None:
         check_values(_Content, state)
         check_description(state)
     except ValueError as error:
-        problem = f"{path}: is not a checkpoint of this version: {error}"
-        raise UserError(f"{problem}; start from its weights with -pretrained={shlex.quote(str(path))}") from None
+        raise UserError(
+            f"{path}: is not a checkpoint of this version: {error}; "
+            f"start from its weights with -pretrained={shlex.quote(str(path))}"
+        ) from None
     if not _is_consistent(state):
         raise UserError(f"{path}: is not a checkpoint of this program: its entries contradict each other; use another")
     if name := _non_finite(state):

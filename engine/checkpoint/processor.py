@@ -68,14 +68,15 @@ def published_in(folder: Path) -> dict[str, Any]:
         return best
     left = [key for key, value in values.items() if value and key not in _FOLDED]
     problem = f"{folder}: {type(processor).__name__} gives other pixels, in the mean {least:.2g} beside"
-    fix = "change these keys of its file, or run the model with transformers"
-    raise UserError(f"{problem}: {', '.join(left or _SIZES)} cannot be followed; {fix}")
+    raise UserError(
+        f"{problem}: {', '.join(left or _SIZES)} cannot be followed; "
+        "change these keys of its file, or run the model with transformers"
+    )
 
 
 def _answer(processor: Any, picture: Image.Image) -> torch.Tensor:
     """The processor's normalized pixels (C, H, W) of a picture, as transformers' pipeline opens it."""
-    pixels: torch.Tensor = processor(images=picture.convert("RGB"), return_tensors="pt")["pixel_values"][0]
-    return pixels
+    return processor(images=picture.convert("RGB"), return_tensors="pt")["pixel_values"][0]
 
 
 def _without_noise(values: torch.Tensor) -> tuple[float, ...]:

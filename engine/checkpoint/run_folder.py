@@ -92,8 +92,9 @@ def make_run_folder(root: Path, name: str) -> Path:
             return folder
         except OSError as error:
             if not folder.exists():
-                problem = f"SAVE: {root} is not writable: {error.strerror}"
-                raise error_from(error, f"{problem}; choose another folder with -output") from None
+                raise error_from(
+                    error, f"SAVE: {root} is not writable: {error.strerror}; choose another folder with -output"
+                ) from None
             number += 1
 
 
@@ -165,8 +166,7 @@ def _check_hosts(is_visible: Callable[[], bool], subject: str, fix: str, context
     sees = gather_objects(not looks or wait_for(is_visible, _VISIBLE_SECONDS), context)
     if blind := list(dict.fromkeys(host for host, seen in zip(context.hosts, sees, strict=True) if not seen)):
         hosts = f"{' and '.join(blind)} {'does' if len(blind) == 1 else 'do'}"
-        problem = f"{subject}: {hosts} not see this path of {context.hosts[0]}, the host of rank 0"
-        raise Unavailable(f"{problem}; {fix}")
+        raise Unavailable(f"{subject}: {hosts} not see this path of {context.hosts[0]}, the host of rank 0; {fix}")
 
 
 def write_run_options(folder: Path, text: str, steps_done: int) -> None:

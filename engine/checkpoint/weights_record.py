@@ -94,17 +94,10 @@ def _to_tensor(names: tuple[str, ...]) -> torch.Tensor:
 def _to_names(names: Any) -> tuple[str, ...]:
     """The names of a checkpoint, in a tensor, or of an export, in a list; raises ValueError for others."""
     if isinstance(names, torch.Tensor):
-        return tuple(_array_of(names, "uint8").tobytes().decode("utf-8", "surrogateescape").split("\0"))
+        return tuple(names.numpy().tobytes().decode("utf-8", "surrogateescape").split("\0"))
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError("no split")
     return tuple(names)
-
-
-def _array_of(tensor: Any, dtype: str) -> np.ndarray:
-    array: np.ndarray = tensor.numpy()
-    if array.dtype != dtype or not array.flags.c_contiguous:
-        raise ValueError("other tensors")
-    return array
 
 
 def exported_entry(split: RunSplit | None) -> dict[str, Any]:
@@ -140,7 +133,7 @@ def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
     try:
         digest, held_out = entry["digest"], entry["held_out"]
         if isinstance(held_out, torch.Tensor):  # of a checkpoint
-            trained = _array_of(entry["trained"], "int64").view(np.uint64)
+            trained = entry["trained"].numpy().view(np.uint64)
         else:  # of an export: before version 0.3 without hashes
             trained = np.frombuffer(bytes.fromhex(entry.get("trained", "")), "<u8")
         split = replace(
@@ -179,8 +172,8 @@ def decision_to_entries(decision: Decision) -> dict[str, Any]:
     """The entries of a decision; empty if nothing is decided."""
     entries: dict[str, Any] = {}
     if decision.thresholds is not None:
-        probabilities: list[float] = torch.tensor(decision.thresholds, dtype=torch.float64).sigmoid().tolist()
-        entries = {THRESHOLD_LOGITS: list(decision.thresholds), THRESHOLDS: probabilities}
+        probabilities = torch.tensor(decision.thresholds, dtype=torch.float64).sigmoid()
+        entries = {THRESHOLD_LOGITS: list(decision.thresholds), THRESHOLDS: probabilities.tolist()}
     key = OPERATING_POINT
     if decision.temperature != 1:
         key = TEMPERED_POINT
@@ -207,8 +200,7 @@ def _read_thresholds(content: Mapping[str, Any]) -> list[float] | None:
         return logits
     probabilities = torch.tensor(content[THRESHOLDS], dtype=torch.float64)
     highest = 1 - 2**-25  # and above: 1 in float32
-    converted: list[float] = probabilities.clamp(torch.finfo(torch.float64).tiny, highest).logit().float().tolist()
-    return converted
+    return probabilities.clamp(torch.finfo(torch.float64).tiny, highest).logit().float().tolist()
 
 
 def write_held_out(folder: Path, split: RunSplit | None) -> None:
@@ -295,15 +287,19 @@ def _arguments_of(weights: WeightsFile, model: Model) -> dict[str, Any]:
     if model.type == "vit":
         if all(getattr(model, name, None) == value for name, value in kwargs.items()):
             return {}
-        fix = f"give -model={model.name} -opts {shlex.quote(f'MODEL.KWARGS={json.dumps(kwargs)}')}"
-        raise UserError(f"{weights.file}: is of another network than this MODEL; {fix}")
+        raise UserError(
+            f"{weights.file}: is of another network than this MODEL; "
+            f"give -model={model.name} -opts {shlex.quote(f'MODEL.KWARGS={json.dumps(kwargs)}')}"
+        )
     if not kwargs or getattr(model, "kwargs", None) == {}:
         return {}
     try:
         check_kwargs(model.name.partition(".")[0], kwargs)
     except UserError as error:
-        fix = f"-model={model.name} -opts MODEL.KWARGS={{}} reads it without its arguments"
-        raise UserError(f"{weights.file}: its args cannot be followed: {error}; {fix}") from None
+        raise UserError(
+            f"{weights.file}: its args cannot be followed: {error}; "
+            f"-model={model.name} -opts MODEL.KWARGS={{}} reads it without its arguments"
+        ) from None
     return kwargs
 
 
@@ -407,13 +403,15 @@ def _own_record(weights: WeightsFile) -> WeightsRecord:
         if weights.kind == SAFETENSORS:
             own = {*_Description.model_fields, ENTRY}
             content = {entry: json.loads(content[entry]) for entry in content.keys() & own}
-        elif isinstance(content.get(ENTRY), dict):
+        elif ENTRY in content:
             content[ENTRY] = with_tensors(content[ENTRY])
         check_description(content)
         return record_of(content, weights.own_options)
     except Exception as error:  # a damaged file has any content
-        problem = f"{weights.file}: its description of the weights is wrong: {to_single_line(str(error))}"
-        raise UserError(f"{problem}; read it with the version that wrote it, or give another file") from error
+        raise UserError(
+            f"{weights.file}: its description of the weights is wrong: {to_single_line(str(error))}; "
+            "read it with the version that wrote it, or give another file"
+        ) from error
 
 
 def _record_in_folder(folder: Path, is_of_transformers: bool) -> WeightsRecord | None:
@@ -425,8 +423,10 @@ def _record_in_folder(folder: Path, is_of_transformers: bool) -> WeightsRecord |
             return None
         if isinstance(error, UserError):
             raise
-        problem = f"{folder}: {CONFIG} or {PREPROCESSOR} is missing, damaged, or of a newer transformers"
-        raise UserError(f"{problem} ({first_line(error)}); save model and image processor there again") from error
+        raise UserError(
+            f"{folder}: {CONFIG} or {PREPROCESSOR} is missing, damaged, or of a newer transformers"
+            f" ({first_line(error)}); save model and image processor there again"
+        ) from error
 
 
 def read_record(path: str) -> WeightsRecord | None:

@@ -14,13 +14,13 @@ from utils.torch_compat import tree_leaves
 
 @dataclass(frozen=True)
 class Origin:
-    """The first non-finite tensor, and the path of its module ('' if it belongs to no module)."""
+    """The first non-finite tensor, and the path of its module: '' for the model, None if it belongs to no module."""
 
     tensor: str
-    module: str = ""
+    module: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.tensor} of {self.module}" if self.module else self.tensor
+        return self.tensor if self.module is None else f"{self.tensor} of {self.module or 'the model'}"
 
 
 IMAGES = Origin("the images")
@@ -46,7 +46,7 @@ def first_non_finite(
         inputs, outputs = float_tensors(inputs), float_tensors(outputs)
         if not _all_finite(outputs):
             if _all_finite(inputs):
-                found.append(_in_module("the output", path))
+                found.append(Origin("the output", path))
             elif module is model:
                 found.append(IMAGES)
         of_outputs = [(tensor, partial(output_gradient, module)) for tensor in outputs]
@@ -64,7 +64,7 @@ def first_non_finite(
     def other_gradient(tensor: str, path: str, module: nn.Module, gradient: torch.Tensor | None) -> None:
         """Called with the gradient of an input or a parameter of the module, after the gradients of its outputs."""
         if finite_output_gradient.get(module) and not _all_finite(float_tensors(gradient)):
-            found.append(_in_module(tensor, path))
+            found.append(Origin(tensor, path))
 
     def parameter_gradient(path: str, name: str, module: nn.Module, parameter: nn.Parameter) -> None:
         other_gradient(f"the gradient of the {name}", path, module, parameter.grad)
@@ -86,10 +86,6 @@ def first_non_finite(
         for handle in handles:
             handle.remove()
     return found[0] if found else None
-
-
-def _in_module(tensor: str, path: str) -> Origin:
-    return Origin(tensor, path) if path else Origin(f"{tensor} of the model")
 
 
 def block_of(path: str) -> str:

@@ -83,8 +83,7 @@ _BLACK, _WHITE = "AMP.CUSTOM_BLACK_LIST", "AMP.CUSTOM_WHITE_LIST"
 
 def _functions(op: str) -> set[Function]:
     """torch's Python functions for this op, without in-place ones, whose result dtype is fixed."""
-    names = [f"{before}{name}{after}" for name in (op, *_OTHER_NAMES.get(op, ()))
-             for before, after in (("", ""), ("__", "__"), ("__r", "__"))]  # fmt: skip
+    names = [form.format(name) for name in (op, *_OTHER_NAMES.get(op, ())) for form in ("{}", "__{}__", "__r{}__")]
     return {getattr(home, name) for home in (torch, F, torch.Tensor) for name in names if hasattr(home, name)}
 
 

@@ -276,8 +276,10 @@ class Precision:
             return
         kinds = sorted(set(gather_objects(gpu_kind(context.device), context)))
         if len(kinds) > 1:
-            problem = f"AMP.LEVEL O3: the ranks have different GPUs ({', '.join(kinds)})"
-            raise UserError(f"{problem}, whose stochastic rounding differs; use GPUs of one kind, or AMP.LEVEL=O2")
+            raise UserError(
+                f"AMP.LEVEL O3: the ranks have different GPUs ({', '.join(kinds)}), "
+                "whose stochastic rounding differs; use GPUs of one kind, or AMP.LEVEL=O2"
+            )
 
     def apply_op_lists(self, model: nn.Module) -> None:
         """Applies the white and black list to the fp32 model, and `set_norm_dtypes` to the norms that no list names.
@@ -286,7 +288,7 @@ class Precision:
         Raises UserError: a list entry names neither an op nor a module.
         """
         listed: set[nn.Module] = set()
-        if self.dtype != torch.float32:
+        if self.listed:
             options = self.options
             # Without autocast, the op that follows a listed op expects half.
             result_dtype = self.dtype if self.level == "O3" else None

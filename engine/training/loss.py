@@ -105,11 +105,13 @@ def _of_plugin(options: LossOptions, class_weights: torch.Tensor | None) -> _Los
         try:
             losses: torch.Tensor = function(logits, smoothed)
         except TypeError as error:  # such as a missing argument
-            reason = f"{error}; it is called with (logits, targets, options) (-debug: traceback)"
-            raise UserError(f"LOSS.NAME {options.name}: {reason}") from error
+            raise UserError(
+                f"LOSS.NAME {options.name}: {error}; it is called with (logits, targets, options) (-debug: traceback)"
+            ) from error
         if losses.shape != logits.shape[:1]:
-            expected = f"must return losses {(*logits.shape[:1],)}, not {(*losses.shape,)}"
-            raise UserError(f"LOSS.NAME {options.name}: {expected}")
+            raise UserError(
+                f"LOSS.NAME {options.name}: must return losses {(*logits.shape[:1],)}, not {(*losses.shape,)}"
+            )
         return losses if class_weights is None else (targets @ class_weights) * losses
 
     return losses_of
@@ -139,8 +141,10 @@ def read_class_weights(
     if weights == "balanced":
         return _balanced_weights(targets, num_classes).to(device)
     if len(weights) != num_classes:
-        problem = f"LOSS.CLASS_WEIGHTS: has {len(weights)} values, but the model has {num_classes} classes"
-        raise UserError(f"{problem} (MODEL.NUM_CLASSES); give one value per class, or balanced")
+        raise UserError(
+            f"LOSS.CLASS_WEIGHTS: has {len(weights)} values, but the model has {num_classes} classes"
+            " (MODEL.NUM_CLASSES); give one value per class, or balanced"
+        )
     return torch.tensor(weights, device=device)
 
 
@@ -262,24 +266,20 @@ class Teacher:
         self.precision = precision
         self.size = own.input_size
         self._outputs = torch.tensor(outputs, device=precision.device)
-        self._has_same_order = [*outputs] == sorted(outputs)
-        self._rescale: list[torch.Tensor] = []  # from the student's normalization: factor and offset (C, 1, 1)
-        if (own.imagenet_mean, own.imagenet_std) != (student.imagenet_mean, student.imagenet_std):
-            mean, std = np.array(own.imagenet_mean), np.array(own.imagenet_std)
-            for values in (student.imagenet_std / std, (student.imagenet_mean - mean) / std):
-                self._rescale.append(torch.tensor(values, dtype=torch.float32, device=precision.device).view(-1, 1, 1))
+        mean, std = np.array(own.imagenet_mean), np.array(own.imagenet_std)
+        values = np.stack([student.imagenet_std / std, (student.imagenet_mean - mean) / std])
+        # From the student's normalization, (C, 1, 1)
+        self._factor, self._offset = torch.from_numpy(values).float().to(precision.device)[..., None, None]
 
     @torch.no_grad()
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         with self.precision.autocast():
             logits: torch.Tensor = self.model(self.preprocess(images))
-        return logits.float() if self._has_same_order else logits.float()[:, self._outputs]
+        return logits.float()[:, self._outputs]
 
     def preprocess(self, images: torch.Tensor) -> torch.Tensor:
         """Images (B, C, S, S) with the student's normalization -> images for the teacher, float32."""
-        if self._rescale:
-            factor, offset = self._rescale
-            images = torch.addcmul(offset, images, factor)
+        images = torch.addcmul(self._offset, images, self._factor)
         if images.shape[-2:] == self.size:
             return images
         return F.interpolate(images, size=self.size, mode="bicubic", antialias=True)
@@ -310,8 +310,10 @@ def _check_teacher(own: Config, checkpoint: WeightsRecord | None, config: Config
     if number != classes and (number or config.train.teacher_file == TIMM):
         raise UserError(f"has {number or 'no'} classes and the student {classes} (MODEL.NUM_CLASSES); {_SAME}")
     if own.data.image_channels != config.data.image_channels:
-        text = f"takes images of {own.data.image_channels} channels"
-        raise UserError(f"{text}, and DATA.IMAGE_CHANNELS is {config.data.image_channels}; choose another teacher")
+        raise UserError(
+            f"takes images of {own.data.image_channels} channels, "
+            f"and DATA.IMAGE_CHANNELS is {config.data.image_channels}; choose another teacher"
+        )
 
 
 def _outputs_of_teacher(own: Config, record: WeightsRecord, class_names: Sequence[str] | None, data: Data) -> list[int]:

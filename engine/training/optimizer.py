@@ -15,7 +15,7 @@ from torch import nn
 
 from configs.parts import OPTIMIZERS
 from configs.schema import Train
-from configs.schema.train import Optimizer, Plans, in_first_plan
+from configs.schema.train import Optimizer, in_first_plan
 from datasets.sources.class_names import list_names
 from engine.parallel import run_eagerly
 from engine.progress import EpochProgress, Observer
@@ -70,8 +70,9 @@ def build_optimizer(model: nn.Module, options: Train, lr: float) -> torch.optim.
     except Exception as error:  # some of timm's optimizers need other packages or options
         if isinstance(error, UserError) or find_shortage(error):
             raise
-        problem = f"TRAIN.OPTIMIZER: {chosen.name} does not work with these options"
-        raise UserError(f"{problem}: {first_line(error)}") from error
+        raise UserError(
+            f"TRAIN.OPTIMIZER: {chosen.name} does not work with these options: {first_line(error)}"
+        ) from error
     _check_fallback_list(model, arguments.get("fallback_list", ()))
     zero_momentum(optimizer, chosen)
     if options.head_lr_scale != 1:
@@ -110,8 +111,10 @@ def _check_fallback_list(model: nn.Module, patterns: Sequence[str]) -> None:
     names = [name for name, _ in model.named_parameters()]
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
-            problem = f"TRAIN.OPTIMIZER.KWARGS: fallback_list: no parameter matches {pattern[:80]}"
-            raise UserError(f"{problem}; give a list of names or patterns, such as [head.*]")
+            raise UserError(
+                f"TRAIN.OPTIMIZER.KWARGS: fallback_list: no parameter matches {pattern[:80]}; "
+                "give a list of names or patterns, such as [head.*]"
+            )
 
 
 def _with_groups_of_head(optimizer: torch.optim.Optimizer, model: nn.Module, scale: float) -> list[dict[str, Any]]:
@@ -121,11 +124,10 @@ def _with_groups_of_head(optimizer: torch.optim.Optimizer, model: nn.Module, sca
     for group in optimizer.param_groups:
         backbone = [parameter for parameter in group["params"] if parameter not in heads]
         head = [parameter for parameter in group["params"] if parameter in heads]
-        lr_scale = group.get("lr_scale", 1.0)
-        if backbone:
-            groups.append(group | {"params": backbone, "lr_scale": lr_scale})
-        if head:
-            groups.append(group | {"params": head, "lr_scale": lr_scale * scale})
+        for parameters, factor in ((backbone, 1.0), (head, scale)):
+            if parameters:
+                lr_scale = group.get("lr_scale", 1.0) * factor
+                groups.append(group | {"params": parameters, "lr_scale": lr_scale})
     return groups
 
 
@@ -179,8 +181,10 @@ def check_sharded_optimizer(options: Optimizer) -> None:
     """Raises UserError if it is unknown whether the optimizer trains sharded weights as whole ones."""
     if options.name.lower() not in SHARDED_OPTIMIZERS:
         names = ", ".join(sorted(SHARDED_OPTIMIZERS))
-        problem = f"TRAIN.OPTIMIZER.NAME: {options.name[:80]} is not known to train sharded weights as whole ones"
-        raise UserError(f"{problem}; use one of {names}, or PARALLEL.STRATEGY=ddp")
+        raise UserError(
+            f"TRAIN.OPTIMIZER.NAME: {options.name[:80]} is not known to train sharded weights as whole ones; "
+            f"use one of {names}, or PARALLEL.STRATEGY=ddp"
+        )
 
 
 def zero_momentum(optimizer: torch.optim.Optimizer, chosen: Optimizer) -> None:
@@ -258,61 +262,48 @@ _WSD_DECAY_SHARE = 1 / 5  # of NUM_EPOCHS
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warm-up from `start_lr` to `peak_lr`, then the decay `name`.
+    """Linear warm-up from WARMUP_START_LR to BASE_LR, then the decay of LR_SCHEDULER; all rates times `lr_factor`.
 
-    cosine: to `end_lr` (Loshchilov and Hutter, 2016). linear: to `end_lr`. step: multiplied by `decay_rate` every
-    `decay_steps`, counted from the start of the warm-up as in timm's train.py, not below `end_lr`. wsd: constant, then
-    linear to `end_lr` in the last `decay_steps` (Zhai et al., 2021: cooldown; Hu et al., 2024: warm-up, stable, decay).
-    Without `warmup_prefix` the warm-up replaces the start of the decay. All values are of the first one of `plans`, in
-    steps: a step has the rate of its place in that plan.
+    cosine: to END_LR (Loshchilov and Hutter, 2016). linear: to END_LR. step: multiplied by DECAY_RATE every
+    DECAY_EPOCHS, counted from the start of the warm-up as in timm's train.py, not below END_LR. wsd: constant, then
+    linear to END_LR in the last DECAY_EPOCHS (Zhai et al., 2021: cooldown; Hu et al., 2024: warm-up, stable, decay).
+    Without WARMUP_PREFIX the warm-up replaces the start of the decay. With PLANS a step has the rate of its place in
+    the first one.
 
     At the end of every epoch the cosine equals PaddleViT's, and the step decay timm's, which change once per epoch.
     """
 
-    peak_lr: float
-    start_lr: float
-    end_lr: float
-    warmup_steps: float
-    total_steps: float
-    name: str = "cosine"
-    decay_steps: float = math.inf
-    decay_rate: float = 1.0
-    warmup_prefix: bool = True
-    plans: Plans = ()
+    options: Train
+    steps_per_epoch: int
+    images_per_step: int
+
+    @property
+    def peak_lr(self) -> float:
+        return self.options.base_lr * lr_factor(self.options, self.images_per_step)
 
     def lr_at(self, step: float) -> float:
         """The learning rate of optimizer step `step`, counted from 0."""
-        step = in_first_plan(step, self.plans)
-        if step < self.warmup_steps:
-            return self.start_lr + (self.peak_lr - self.start_lr) * step / self.warmup_steps
-        decay_start = self.warmup_steps if self.warmup_prefix else 0
-        if self.name == "step":
-            reductions = (step - decay_start) // self.decay_steps
-            return max(self.end_lr, self.peak_lr * math.pow(self.decay_rate, reductions))
-        if self.name == "wsd":
-            decay_start = max(decay_start, self.total_steps - self.decay_steps)
-        share = min(1.0, max(0.0, step - decay_start) / max(1, self.total_steps - decay_start))
-        left = (1 + math.cos(math.pi * share)) / 2 if self.name == "cosine" else 1 - share
-        return self.end_lr + (self.peak_lr - self.end_lr) * left
-
-
-def build_schedule(options: Train, steps_per_epoch: int, images_per_step: int) -> Schedule:
-    factor = lr_factor(options, images_per_step)
-    decay = options.lr_scheduler
-    epochs = options.plans_in_use[0][2]
-    default_epochs = EPOCHS_PER_REDUCTION if decay.name == "step" else epochs * _WSD_DECAY_SHARE
-    return Schedule(
-        peak_lr=options.base_lr * factor,
-        start_lr=options.warmup_start_lr * factor,
-        end_lr=options.end_lr * factor,
-        warmup_steps=options.warmup_epochs * steps_per_epoch,
-        total_steps=epochs * steps_per_epoch,
-        name=decay.name,
-        decay_steps=(decay.decay_epochs or default_epochs) * steps_per_epoch,
-        decay_rate=decay.decay_rate,
-        warmup_prefix=decay.name != "step" if decay.warmup_prefix is None else decay.warmup_prefix,
-        plans=[[steps_per_epoch * one for one in plan] for plan in options.plans_in_use],
-    )
+        options, decay = self.options, self.options.lr_scheduler
+        factor = lr_factor(options, self.images_per_step)
+        start_lr = options.warmup_start_lr * factor
+        end_lr = options.end_lr * factor
+        plans = [[self.steps_per_epoch * one for one in plan] for plan in options.plans_in_use]
+        step = in_first_plan(step, plans)
+        warmup_steps = options.warmup_epochs * self.steps_per_epoch
+        if step < warmup_steps:
+            return start_lr + (self.peak_lr - start_lr) * step / warmup_steps
+        has_prefix = decay.name != "step" if decay.warmup_prefix is None else decay.warmup_prefix
+        decay_start = warmup_steps if has_prefix else 0
+        if decay.name == "step":
+            reductions = (step - decay_start) // ((decay.decay_epochs or EPOCHS_PER_REDUCTION) * self.steps_per_epoch)
+            return max(end_lr, self.peak_lr * math.pow(decay.decay_rate, reductions))
+        total_steps = plans[0][2]
+        if decay.name == "wsd":
+            epochs = decay.decay_epochs or options.plans_in_use[0][2] * _WSD_DECAY_SHARE
+            decay_start = max(decay_start, total_steps - epochs * self.steps_per_epoch)
+        share = min(1.0, max(0.0, step - decay_start) / max(1, total_steps - decay_start))
+        left = (1 + math.cos(math.pi * share)) / 2 if decay.name == "cosine" else 1 - share
+        return end_lr + (self.peak_lr - end_lr) * left
 
 
 def lr_factor(options: Train, images_per_step: int) -> float:

@@ -9,13 +9,11 @@ from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.session import eval_model_of
 from engine.features.probe import ProbeTask, Solved, set_head, solve_head
 from engine.plan.training import Plan
-from engine.precision.policy import set_process_switches
 from engine.run.log import RunLogger
 from engine.run.record import SUSPECTS
 from engine.training.loss import label_loss
-from engine.training.session import match_classes
+from engine.training.session import initial_model, match_classes
 from engine.training.trainer import Trainer
-from models.build import build_model
 from models.timm_model import linear_head
 from models.weights.choose import FINE_TUNE
 from utils.distributed import ProcessContext
@@ -66,17 +64,11 @@ def solve_new_head(plan: Plan, context: ProcessContext, logger: RunLogger) -> So
 
     A head of zeros is a new one. A collective call. Raises UserError as `solve_head`.
     """
-    config, options, device = plan.config, plan.config.model, context.device
+    config, options = plan.config, plan.config.model
     if plan.found or options.head != "probe" or options.solves_head or not options.pretrained:
         return None
-    set_process_switches(config, device)
-    model, _ = build_model(
-        config.with_model(tune="full").model,
-        config.data,
-        device,
-        replace(FINE_TUNE, head_rows=match_classes(plan).rows),
-        plan.start.image_size,
-    )
+    purpose = replace(FINE_TUNE, head_rows=match_classes(plan).rows)
+    model, _ = initial_model(config.with_model(tune="full"), context.device, purpose, plan.start.image_size)
     head = linear_head(model)
     if head is None or head.weight.any():
         reason = "the head is not one linear layer, or the weights have a row for each class"

@@ -181,7 +181,8 @@ def build_train_state(
         model = synchronize_batch_norms(model, device)
     prepare_convolutions(model, config.model.channels_last, strategy.is_sharded or precision.level == "O3")
     apply_op_lists(model, config.model.attention, precision)
-    _checkpoint_cheaply(model, config)
+    if config.model.grad_checkpointing == "cheap":
+        store_products(model, copy_to_meta(model), config.data.image_shape, config.model.name)
     loss, teacher = build_step_loss(config, model, precision, targets, class_names)
 
     meta_model = copy_to_meta(model)
@@ -192,8 +193,9 @@ def build_train_state(
         average = WeightAverage(model, train.model_ema_decay, train.model_ema_warmup)
     if strategy.is_sharded:
         if config.model.tune == "lora":  # fully_shard reads `weight`, the effective weight, as the parameter
-            problem = f"MODEL.TUNE lora: {config.parallel.strategy} cannot shard adapters"
-            raise UserError(f"{problem}; use PARALLEL.STRATEGY=ddp")
+            raise UserError(
+                f"MODEL.TUNE lora: {config.parallel.strategy} cannot shard adapters; use PARALLEL.STRATEGY=ddp"
+            )
         check_sharded_optimizer(train.optimizer)
         sharding = strategy.shard(model, average and average.module, precision.gathered_dtype)
         notes.append(Note("log", f"Parallel: {config.parallel.strategy}: {sharding}"))
@@ -244,15 +246,11 @@ def _check_batch_norms(meta_model: nn.Module, config: Config, num_ranks: int) ->
         meta_model(image)
     except Exception as error:  # others are of the meta device
         if "1 value per channel" in str(error):
-            problem = f"-batch_size=1: a batch norm of {config.model.name} sees one value per channel"
-            raise UserError(f"{problem}; use -batch_size=2, or a larger -image_size") from None
+            raise UserError(
+                f"-batch_size=1: a batch norm of {config.model.name} sees one value per channel; "
+                "use -batch_size=2, or a larger -image_size"
+            ) from None
     meta_model.eval()
-
-
-def _checkpoint_cheaply(model: nn.Module, config: Config) -> None:
-    """MODEL.GRAD_CHECKPOINTING cheap. Raises UserError: as `store_products`."""
-    if config.model.grad_checkpointing == "cheap":
-        store_products(model, copy_to_meta(model), config.data.image_shape, config.model.name)
 
 
 def match_classes(plan: Plan) -> HeadClasses:

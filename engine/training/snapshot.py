@@ -23,7 +23,7 @@ from engine.run.cost import count_parameters
 from engine.run.log import RunLogger
 from engine.training.optimizer import set_lr, zero_momentum
 from engine.training.step import TrainState
-from models.tuning import adapter_size, write_peft_folder
+from models.tuning import write_peft_folder
 from utils.errors import Unavailable, UserError
 from utils.files import tensor_bytes
 from utils.notes import Note
@@ -143,14 +143,14 @@ class PeftFolder(Observer):
 
     def __init__(self, state: TrainState, logger: RunLogger) -> None:
         self._model = state.meta_model
-        self._lora = state.config.model.lora
+        self._options = state.config.model
         self._logger = logger
 
     def after_save(self, path: Path, content: dict[str, Any]) -> None:
-        if not adapter_size(self._model) or (content["best"] and path.name != BEST):
+        if self._options.tune != "lora" or (content["best"] and path.name != BEST):
             return
         try:
-            write_peft_folder(path, content, self._model, self._lora)
+            write_peft_folder(path, content, self._model, self._options.lora)
         except OSError as error:  # the checkpoint has the adapters, too
             self._logger.warn(f"the adapters cannot be written for peft: {error}")
 
@@ -205,8 +205,7 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
     logger.log(f"----- Resume: epoch {progress.epoch + 1}, step {done_steps}, learning rate {rate:.3g}")
     for text in _remarks_on_resume(state, found, changed):
         logger.note(Note("screen", f"Resume: {text}"))
-    seconds, images, total_seconds = (checkpoint[key] for key in ("train_seconds", "images", "total_seconds"))
-    clock = TrainClock(logger.started, seconds, images, total_seconds)
+    clock = TrainClock(logger.started, checkpoint["train_seconds"], checkpoint["images"], checkpoint["total_seconds"])
     path = find_best(found, state.context)
     is_unsaved = path is None and found.place.is_best
     if not path and not is_unsaved:
@@ -244,13 +243,17 @@ def _check_options(config: Config, epoch: int, changed: dict[str, tuple[Any, Any
     last_epoch, num_epochs = config.train.last_epoch, config.train.num_epochs
     unused = [key for key in changed if changes_training(key)]
     if epoch == num_epochs and unused:
-        problem = f"{', '.join(unused)}: no effect, as all {epoch} epochs of the checkpoint are done"
-        raise UserError(f"{problem}; train longer with -epochs, or start a new run with -pretrained")
+        raise UserError(
+            f"{', '.join(unused)}: no effect, as all {epoch} epochs of the checkpoint are done; "
+            "train longer with -epochs, or start a new run with -pretrained"
+        )
     if "TRAIN.LAST_EPOCH" in changed and last_epoch not in (0, epoch):
         raise UserError(f"-last_epoch {last_epoch}: the checkpoint is at epoch {epoch}; remove the flag")
     if epoch > num_epochs:
-        problem = f"TRAIN.NUM_EPOCHS {num_epochs}: the checkpoint has {epoch} finished epochs"
-        raise UserError(f"{problem}; give more than {epoch} with -epochs")
+        raise UserError(
+            f"TRAIN.NUM_EPOCHS {num_epochs}: the checkpoint has {epoch} finished epochs; "
+            f"give more than {epoch} with -epochs"
+        )
 
 
 def _load_state(state: TrainState, checkpoint: dict[str, Any], changed: Collection[str]) -> None:
@@ -268,5 +271,7 @@ def _load_state(state: TrainState, checkpoint: dict[str, Any], changed: Collecti
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         keys = [key for key in changed if key.startswith(_SHAPING)] or ["-resume"]
         first = shorten(str(error).partition("\n")[2] or str(error), 300, placeholder=" ...")
-        fix = "set it as in the run, or start a new run with -pretrained"
-        raise UserError(f"{', '.join(keys)}: does not fit the checkpoint: {first}; {fix}") from None
+        raise UserError(
+            f"{', '.join(keys)}: does not fit the checkpoint: {first}; "
+            "set it as in the run, or start a new run with -pretrained"
+        ) from None

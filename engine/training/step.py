@@ -25,7 +25,7 @@ from engine.precision.policy import Precision
 from engine.progress import BatchSums, EpochProgress, MetricSums
 from engine.run.cost import Phase, StepTimer
 from engine.training.loss import StepLoss, class_logits
-from engine.training.optimizer import Schedule, build_schedule, set_lr
+from engine.training.optimizer import Schedule, set_lr
 from models.tuning import set_training
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
@@ -66,7 +66,7 @@ class TrainState:
 
     @cached_property
     def schedule(self) -> Schedule:
-        return build_schedule(self.config.train, self.layout.steps_per_epoch, self.layout.batch.global_size)
+        return Schedule(self.config.train, self.layout.steps_per_epoch, self.layout.batch.global_size)
 
     @cached_property
     def transform(self) -> nn.Module:

@@ -86,28 +86,28 @@ def choose(weights: WeightsFile, model: nn.Module, options: Model, purpose: Purp
     found = find_candidates(weights, model, options)
     best = _best(found)
     averages = [one for one in best if weights.average.search(one.path)]
-    kinds = {"raw": [one for one in best if one not in averages], "average": averages}
-    order = ["average", "raw"]
+    raw = [one for one in best if one not in averages]
+    chosen = averages or raw
     if purpose.prefers_raw and not weights.is_result:
-        order.reverse()
-    chosen = _without_second_networks(_wanted(found, kinds, order, options.weights_entry))
+        chosen = raw or averages
+    if options.weights_entry is not None:
+        chosen = _of_entry(options.weights_entry, found, {"raw": raw, "average": averages})
+    chosen = _without_second_networks(chosen)
     if not chosen:
         entries = summarize_names([one.title for one in found], limit=6)
         problem = f"has no weights {options.weights_entry} (MODEL.WEIGHTS_ENTRY), but {entries}"
         raise UserError(f"{weights.file}: {problem}; change the key or remove it")
     if not all(map(chosen[0].equals, chosen[1:])):
         entries = summarize_names([one.title for one in chosen], limit=6)
-        fix = "choose with -opts MODEL.WEIGHTS_ENTRY=NAME, or give a file with one of them"
-        raise UserError(f"{weights.file}: the entries {entries} fit equally well; {fix}")
+        raise UserError(
+            f"{weights.file}: the entries {entries} fit equally well; "
+            "choose with -opts MODEL.WEIGHTS_ENTRY=NAME, or give a file with one of them"
+        )
     return replace(chosen[0], others=[summarize_names([one.title]) for one in best if one is not chosen[0]])
 
 
-def _wanted(
-    found: list[Candidate], kinds: Mapping[str, list[Candidate]], order: Sequence[str], entry: str | None
-) -> list[Candidate]:
-    """The candidates of MODEL.WEIGHTS_ENTRY: of a kind, or with a name; without it, the ones of the first kind."""
-    if entry is None:
-        return next(filter(None, map(kinds.__getitem__, order)), [])
+def _of_entry(entry: str, found: list[Candidate], kinds: Mapping[str, list[Candidate]]) -> list[Candidate]:
+    """The candidates of MODEL.WEIGHTS_ENTRY: of a kind, or with a name."""
     if entry in kinds:
         return kinds[entry]
     named = [one for one in found if one.is_named(entry)]

@@ -85,8 +85,10 @@ class Fitted:
     def check_heads(self, file: Path) -> None:
         """Raises UserError if a head is new."""
         for name in self.new_heads:
-            problem = f"{file}: cannot be evaluated ({name}: {self.reason(name)})"
-            raise UserError(f"{problem}; train with these weights first, or give weights with this head")
+            raise UserError(
+                f"{file}: cannot be evaluated ({name}: {self.reason(name)}); "
+                "train with these weights first, or give weights with this head"
+            )
 
 
 def load_pretrained(
@@ -144,8 +146,10 @@ def fit_published(model: nn.Module, options: Model, purpose: Purpose) -> Fitted:
     """
     outputs = getattr(model, "pretrained_cfg", {}).get("num_classes")
     if purpose.needs_head and outputs != options.num_logits:
-        problem = f"{options.name}: timm's weights have {outputs} outputs, not {options.num_logits}"
-        raise UserError(f"{problem}; train with these weights first")
+        raise UserError(
+            f"{options.name}: timm's weights have {outputs} outputs, not {options.num_logits}; "
+            "train with these weights first"
+        )
     fitted = Fitted(f"timm's {options.name}", zero_heads=purpose.zero_head)
     if outputs != options.num_logits or options.features == "token_avg":
         reasons = {None: NewHead.NOT_IN_FILE, 0: NewHead.NOT_IN_FILE, options.num_logits: NewHead.OTHER_FEATURES}

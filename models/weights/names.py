@@ -19,6 +19,7 @@ from torch import nn
 from configs.schema.families.family import Family, Rename, renames_in
 from configs.schema.families.registry import FAMILIES
 from configs.schema.model import Model
+from configs.yaml_io import format_value
 from models.timm_model import classifiers
 from utils.errors import UserError
 from utils.notes import Note
@@ -27,25 +28,25 @@ State = dict[str, torch.Tensor]
 Convert = Callable[[State], tuple[State, list[Note]]]  # the state with the model's names, and lines about it
 
 # vit_jax numbers all parts of a block together (0, 1, 2, 3), big_vision numbers each kind from 0.
-_GOOGLE: list[Any] = renames_in(r"""
-cls cls_token
-(?:Transformer/posembed_input/)?pos_embedding pos_embed
-embedding/(kernel|bias) patch_embed.proj.\1
-Transformer/encoderblock_(\d+)/LayerNorm_0/(scale|bias) blocks.\1.norm1.\2
-Transformer/encoderblock_(\d+)/MultiHeadDotProductAttention_[01]/(query|key|value)/(kernel|bias) blocks.\1.attn.\2.\3
-Transformer/encoderblock_(\d+)/MultiHeadDotProductAttention_[01]/out/(kernel|bias) blocks.\1.attn.proj.\2
-Transformer/encoderblock_(\d+)/LayerNorm_[12]/(scale|bias) blocks.\1.norm2.\2
-Transformer/encoderblock_(\d+)/MlpBlock_[03]/Dense_0/(kernel|bias) blocks.\1.mlp.fc1.\2
-Transformer/encoderblock_(\d+)/MlpBlock_[03]/Dense_1/(kernel|bias) blocks.\1.mlp.fc2.\2
-Transformer/encoder_norm/(scale|bias) norm.\1
-head/(kernel|bias) head.\1
-MAPHead_0/probe attn_pool.latent
-MAPHead_0/MultiHeadDotProductAttention_0/query/(kernel|bias) attn_pool.q.\1
-MAPHead_0/MultiHeadDotProductAttention_0/(key|value)/(kernel|bias) attn_pool.\1.\2
-MAPHead_0/MultiHeadDotProductAttention_0/out/(kernel|bias) attn_pool.proj.\1
-MAPHead_0/LayerNorm_0/(scale|bias) attn_pool.norm.\1
-MAPHead_0/MlpBlock_0/Dense_0/(kernel|bias) attn_pool.mlp.fc1.\1
-MAPHead_0/MlpBlock_0/Dense_1/(kernel|bias) attn_pool.mlp.fc2.\1
+_GOOGLE = renames_in(r"""
+^cls$ cls_token
+^(?:Transformer/posembed_input/)?pos_embedding$ pos_embed
+^embedding/(kernel|bias)$ patch_embed.proj.\1
+^Transformer/encoderblock_(\d+)/LayerNorm_0/(scale|bias)$ blocks.\1.norm1.\2
+^Transformer/encoderblock_(\d+)/MultiHeadDotProductAttention_[01]/(query|key|value)/(kernel|bias)$ blocks.\1.attn.\2.\3
+^Transformer/encoderblock_(\d+)/MultiHeadDotProductAttention_[01]/out/(kernel|bias)$ blocks.\1.attn.proj.\2
+^Transformer/encoderblock_(\d+)/LayerNorm_[12]/(scale|bias)$ blocks.\1.norm2.\2
+^Transformer/encoderblock_(\d+)/MlpBlock_[03]/Dense_0/(kernel|bias)$ blocks.\1.mlp.fc1.\2
+^Transformer/encoderblock_(\d+)/MlpBlock_[03]/Dense_1/(kernel|bias)$ blocks.\1.mlp.fc2.\2
+^Transformer/encoder_norm/(scale|bias)$ norm.\1
+^head/(kernel|bias)$ head.\1
+^MAPHead_0/probe$ attn_pool.latent
+^MAPHead_0/MultiHeadDotProductAttention_0/query/(kernel|bias)$ attn_pool.q.\1
+^MAPHead_0/MultiHeadDotProductAttention_0/(key|value)/(kernel|bias)$ attn_pool.\1.\2
+^MAPHead_0/MultiHeadDotProductAttention_0/out/(kernel|bias)$ attn_pool.proj.\1
+^MAPHead_0/LayerNorm_0/(scale|bias)$ attn_pool.norm.\1
+^MAPHead_0/MlpBlock_0/Dense_0/(kernel|bias)$ attn_pool.mlp.fc1.\1
+^MAPHead_0/MlpBlock_0/Dense_1/(kernel|bias)$ attn_pool.mlp.fc2.\1
 """)
 _MAX_BLOCKS = 1000
 _LINEAR_WEIGHT = re.compile(r"(.*\.(qkv|proj|fc1|fc2)|head)\.weight")
@@ -55,10 +56,10 @@ _COMPUTED = re.compile(r"relative_position_index|relative_coords_table|attention
 
 
 def summarize_names(names: Iterable[Any], limit: int = 3) -> str:
-    """'a, b, c and 7 more', safe for names from an untrusted file: printable, each at most 80 characters."""
-    names = [name if isinstance(name, str) else f"a {type(name).__name__}" for name in names] or ["nothing"]
-    shown = [(name if name.isprintable() else ascii(name))[:80] for name in names[:limit]]
-    return ", ".join(shown) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    """'a, b, c and 7 more', safe for names from an untrusted file: printable, each at most about 80 characters."""
+    names = [*names] or ["nothing"]
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(map(format_value, names[:limit])) + more
 
 
 def google_to_timm(state: State) -> State:
@@ -72,10 +73,8 @@ def google_to_timm(state: State) -> State:
         else:
             unstacked[name] = tensor
     for name, tensor in unstacked.items():
-        matches = ((re.fullmatch(pattern, name), timm_name) for pattern, timm_name in _GOOGLE)
-        found = next((match.expand(timm_name) for match, timm_name in matches if match), "")
-        timm_name = re.sub(r"\.(scale|kernel)$", ".weight", found)
-        result[timm_name or name.replace("/", ".")] = _to_timm_layout(timm_name, tensor)
+        timm_name = re.sub(r"\.(scale|kernel)$", ".weight", _renamed(name, _GOOGLE))
+        result[timm_name.replace("/", ".")] = _to_timm_layout(timm_name, tensor)
     for joined, kinds in _JOINED.items():
         first = f".{kinds[0]}."
         for name in [name for name in result if first in name]:
@@ -137,8 +136,10 @@ def paddle_to_timm(file: Path, options: Model, model: nn.Module, state: State) -
     others, notes = _of_paddleclas(model, state)
     if body_names(model) <= counters.keys() | others.keys():
         return counters | others, notes
-    problem = f"{file}: contains {summarize_names(unknown)}, which MODEL.TYPE {options.type} does not have"
-    raise UserError(f"{problem}; give weights of this model, or set MODEL to match")
+    raise UserError(
+        f"{file}: contains {summarize_names(unknown)}, which MODEL.TYPE {options.type} does not have; "
+        "give weights of this model, or set MODEL to match"
+    )
 
 
 def _from_paddlevit(family: Family, options: Model, model: nn.Module, state: State) -> tuple[State, list[str]]:

@@ -81,8 +81,10 @@ class WeightsFile(Header):
             tensors = _READERS[self.kind](self)
         adapters = [name for state in tensors.states.values() for name in state if _ADAPTER.search(name)]
         if adapters:
-            fix = "save the weights with them merged, as peft's merge_and_unload() returns the model"
-            raise UserError(f"{self.file}: has adapters beside the weights ({summarize_names(adapters)}); {fix}")
+            raise UserError(
+                f"{self.file}: has adapters beside the weights ({summarize_names(adapters)}); "
+                "save the weights with them merged, as peft's merge_and_unload() returns the model"
+            )
         return tensors
 
     @property

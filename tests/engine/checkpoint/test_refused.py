@@ -24,6 +24,7 @@ INVALID = [  # entry, its content, what the error names
     ("options", "5", ""),
     ("options", "DATA: 5", ""),
     ("split", {"digest": "0", "held_out": ["cat/1.jpg"]}, ""),
+    ("split", {"digest": "0", "held_out": torch.zeros(1, dtype=torch.uint8).expand(2**50)}, ""),
     ("done_steps", 11, ""),
     ("class_names", ["cat", 3], "class_names.1"),
     ("preprocessing", PREPROCESSING, "IMAGE_CHANNELS"),

@@ -44,7 +44,7 @@ from engine.precision.master_weights import WeightAverage
 from engine.precision.policy import Precision
 from engine.run.log import RunLogger
 from engine.training import loss as losses
-from engine.training.optimizer import build_optimizer, build_schedule
+from engine.training.optimizer import Schedule, build_optimizer
 from models.build import build_on_meta
 from tests.datasets.photo import PHOTO, as_tensor
 
@@ -402,7 +402,7 @@ class Ours:
         return groups_of(model, build_optimizer(model, config.train, config.train.base_lr))
 
     def schedule(self, config):
-        schedule = build_schedule(config.train, 10, 128)
+        schedule = Schedule(config.train, 10, 128)
         return torch.tensor([schedule.lr_at(10 * epoch) for epoch in range(config.train.num_epochs)])
 
     def clip(self, config):
