@@ -90,11 +90,12 @@ def _find_jpeg_decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:
 _decode_jpeg = _find_jpeg_decoder()
 
 
+@dataclass(eq=False)
 class LazyImage:
     """An opened image: its pixels, torch.uint8 (C, H, W), read-only; and the warning of its decoder so far."""
 
-    def __init__(self, pixels: torch.Tensor, warning: str = "") -> None:
-        self.pixels, self.warning = pixels, warning
+    pixels: torch.Tensor
+    warning: str = ""
 
 
 class PlainJpeg(LazyImage):

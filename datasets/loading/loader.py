@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,24 +81,20 @@ class BadImageList:
         self._listed |= rows.keys()
 
 
+@dataclass(eq=False)
 class BatchReader(Dataset[Batch | UserError]):
     """Keys -> one `Batch`, read by a worker.
 
     timeout_seconds: TIMEOUT_SECONDS. lists_bad: an unusable image is listed in its batch, also with DATA.ON_BAD_IMAGE
-    error: an evaluation names all of them in one error.
+    error: an evaluation names all of them in one error. slots: of a reader in a worker.
     """
 
-    def __init__(
-        self,
-        samples: Samples,
-        data: Data,
-        transform: HostTransform,
-        timeout_seconds: float = 600.0,
-        lists_bad: bool = False,
-    ) -> None:
-        self.samples, self.data, self.transform, self.timeout_seconds = samples, data, transform, timeout_seconds
-        self.raises_bad = data.on_bad_image == "error" and not lists_bad
-        self.slots: ImageSlots | None = None  # of a reader in a worker
+    samples: Samples
+    data: Data
+    transform: HostTransform
+    timeout_seconds: float = 600.0
+    lists_bad: bool = False
+    slots: ImageSlots | None = None
 
     def __getitems__(self, keys: list[Key]) -> Any:
         """Returns a UserError instead of raising it: torch would add the worker's traceback to its message."""
@@ -129,7 +126,7 @@ class BatchReader(Dataset[Batch | UserError]):
                 if image.warning:
                     warned.append((self.samples.name(index), image.warning))
             except BadImage as error:
-                if self.raises_bad:
+                if self.data.on_bad_image == "error" and not self.lists_bad:
                     raise error.with_hint() from error
                 bad.append(error)
             else:

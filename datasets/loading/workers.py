@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
@@ -200,6 +201,7 @@ def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterato
     return limited_batches()
 
 
+@dataclass(eq=False)
 class _WorkerWait:
     """Every wait for a message of a worker: a batch, or the answer of one that starts again.
 
@@ -209,12 +211,11 @@ class _WorkerWait:
     worker is killed or stopped while it sends.
     """
 
-    def __init__(self, poll_seconds: float, limit_seconds: float) -> None:
-        self.limit_seconds = limit_seconds
-        self._poll_seconds = poll_seconds
-        self._workers = list[BaseProcess]()
-        self._iterator: Callable[[], Any] = lambda: None
-        self._thread = DaemonPool(1)
+    poll_seconds: float
+    limit_seconds: float
+    _workers: list[BaseProcess] = field(default_factory=list)
+    _iterator: Callable[[], Any] = lambda: None
+    _thread: DaemonPool = field(default_factory=functools.partial(DaemonPool, 1))
 
     @contextmanager
     def killing_workers(self) -> Iterator[None]:
@@ -239,9 +240,9 @@ class _WorkerWait:
         message = self._thread.submit(receive)
         while seconds < self.limit_seconds:
             try:
-                return message.result(2 * self._poll_seconds)
+                return message.result(2 * self.poll_seconds)
             except TimeoutError as error:  # the message has begun, and does not end
-                seconds += 2 * self._poll_seconds
+                seconds += 2 * self.poll_seconds
                 if death := _death_message(self._workers):
                     raise Unavailable(death) from error
             except Exception as error:
@@ -250,7 +251,7 @@ class _WorkerWait:
                     if not problem:
                         raise
                     raise Unavailable(problem) from error
-                seconds += self._poll_seconds
+                seconds += self.poll_seconds
                 message = self._thread.submit(receive)
         problem = f"no loading worker has answered for {self.limit_seconds:.0f} s"
         raise Unavailable(f"{problem}; check that the disk of DATA.DATA_PATH responds, or raise TIMEOUT_SECONDS")

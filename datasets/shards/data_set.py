@@ -49,7 +49,7 @@ class TarShards(Source):
         self.index, self.notes = open_index(store, shards, folder, self.found.label_key, assume, data.groups or "")
         cache = None
         if not store.is_local and data.cache_gb > 0:
-            cache = ShardCache(folder, round(data.cache_gb * 1e9), store)
+            cache = ShardCache(folder / "shards", round(data.cache_gb * 1e9), store)
         elif not store.is_local:
             store.read_many(shards[0].name, [(0, 1)])  # a server of whole files is refused here, not in the first batch
         self._reader = ShardReader(store, cache, 2 * data.shuffle_shards)

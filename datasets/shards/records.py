@@ -10,6 +10,7 @@ import tarfile
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from itertools import groupby, islice
 from operator import attrgetter
@@ -64,19 +65,24 @@ def chunks_of(file: BinaryIO) -> Iterator[bytes]:
         yield from iter(partial(file.read, _CHUNK_BYTES), b"")
 
 
+@dataclass(eq=False)
 class Archive:
     """A tar archive, read once from its start to its end: the file that `tarfile` reads, and its members.
 
     Formats: POSIX.1-1988 (ustar), POSIX.1-2001 (pax) and GNU tar. `tarfile` alone ends silently at an invalid header,
-    and reads headers of any size. `position` is the number of bytes read so far.
+    and reads headers of any size.
+
+    chunks: the bytes of the archive, in pieces of any size. origin: its path or URL in errors. position: the number of
+    bytes read so far. _start, _last, _is_cut: position, last part and end of the present headers.
     """
 
-    def __init__(self, chunks: Iterable[bytes], origin: str) -> None:
-        """`chunks` are the bytes of the archive, in pieces of any size; `origin` is its path or URL in errors."""
-        self.origin = origin
-        self.position = 0
-        self._chunks, self._rest = iter(chunks), memoryview(b"")
-        self._start, self._last, self._is_cut = 0, b"", False  # position, last part and end of the present headers
+    chunks: Iterator[bytes]
+    origin: str
+    position: int = 0
+    _rest: memoryview = field(default_factory=lambda: memoryview(b""))
+    _start: int = 0
+    _last: bytes = b""
+    _is_cut: bool = False
 
     def members(self) -> Iterator[tarfile.TarInfo]:
         """The regular files, without directories. `parts` reads the content of the current one, in full or in part.
@@ -114,7 +120,7 @@ class Archive:
         """The next `size` bytes, or fewer at the end of the archive, without a copy."""
         while size > 0:
             while not self._rest:
-                if (chunk := next(self._chunks, None)) is None:
+                if (chunk := next(self.chunks, None)) is None:
                     return
                 self._rest = memoryview(chunk)
             part, self._rest = self._rest[:size], self._rest[size:]
@@ -184,7 +190,7 @@ def read_records(
     Raises DamagedShard: as `Archive.members`; or a label is invalid, a file or a key occurs twice, or a sample
     has images of several names (see `_file_of`).
     """
-    archive, records, others, keys = Archive(chunks, origin), list[Record](), Counts(), set[str]()
+    archive, records, others, keys = Archive(iter(chunks), origin), list[Record](), Counts(), set[str]()
     for key, group in groupby(_files(archive), attrgetter("key")):
         files = {}
         for file in group:

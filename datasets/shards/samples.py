@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -53,16 +53,20 @@ def cache_folder(cache_dir: str | None) -> Path:
     return Path(cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ampvit")
 
 
+@dataclass(eq=False)
 class ShardCache:
-    """Shards of `store` in `folder`/shards, at most `max_bytes` in all. Threads may share it, and it can be pickled."""
+    """Shards of `store` in `folder`, at most `max_bytes` in all. Threads may share it, and it can be pickled."""
 
-    def __init__(self, folder: Path, max_bytes: int, store: ShardStore) -> None:
-        self.folder = folder / "shards"
-        self.max_bytes = max_bytes
-        self.store = store
-        self._lock = self.folder / "lock"  # of a process that looks for room, or completes a shard
-        self._resume_at = 0.0
-        self._has_warned = False
+    folder: Path
+    max_bytes: int
+    store: ShardStore
+    _resume_at: float = 0.0
+    _has_warned: bool = False
+
+    @property
+    def _lock(self) -> Path:
+        """Of a process that looks for room, or completes a shard."""
+        return self.folder / "lock"
 
     def open(self, shard: Shard) -> BinaryIO:
         """Opens a shard; raises OSError if it is not in the cache. It stays readable if the cache removes it."""
@@ -149,6 +153,7 @@ class ShardCache:
             logging.getLogger(RUN_LOG).warning(f"{to_single_line(problem)} (the cache of shards in {self.folder})")
 
 
+@dataclass(eq=False)
 class ReadAhead:
     """The batches of a sampler. Before each one, threads begin to download its shards and the next ones into a cache.
 
@@ -156,33 +161,34 @@ class ReadAhead:
     either. The cache removes none of the coming shards to make room for another of them. With all shards in use, it
     fills up, and the other shards are read from their source.
 
-    shards, windows: of `TarSamples`.
+    shards, windows: of `TarSamples`. _coming: shared with the threads. _downloads: the time from which a shard may be
+    downloaded again.
     """
 
-    def __init__(
-        self, cache: ShardCache, shards: Sequence[Shard], windows: ShardWindows, sampler: TrainSampler | EvalSampler
-    ) -> None:
-        self._cache, self._shards, self._windows, self._sampler = cache, shards, windows, sampler
-        self._coming: list[Shard] = []  # shared with the threads
-        self._downloads: dict[Shard, Future[float]] = {}  # the time from which a shard may be downloaded again
-        self._pool = DaemonPool(_THREADS)
+    cache: ShardCache
+    shards: Sequence[Shard]
+    windows: ShardWindows
+    sampler: TrainSampler | EvalSampler
+    _coming: list[Shard] = field(default_factory=list)
+    _downloads: dict[Shard, Future[float]] = field(default_factory=dict)
+    _pool: DaemonPool = field(default_factory=partial(DaemonPool, _THREADS))
 
     def __iter__(self) -> Iterator[list[Key]]:
-        for number, keys in enumerate(self._sampler):
-            coming = self._sampler.coming_shards(self._windows, number, keys[0])
-            self.follow([self._shards[position] for position in coming])
+        for number, keys in enumerate(self.sampler):
+            coming = self.sampler.coming_shards(self.windows, number, keys[0])
+            self.follow([self.shards[position] for position in coming])
             yield keys
 
     def follow(self, shards: list[Shard]) -> None:
         """Begins to download the first of `shards`, which are needed in this order."""
         self._coming[:] = shards
-        wanted = shards[: 2 * self._windows.size]
+        wanted = shards[: 2 * self.windows.size]
         for shard in self._downloads.keys() - set(wanted):
             self._downloads.pop(shard).cancel()
         for shard in wanted:
             download = self._downloads.get(shard)
             if download is None or (download.done() and download.result() <= time.monotonic()):
-                self._downloads[shard] = self._pool.submit(_download, self._cache, shard, self._coming)
+                self._downloads[shard] = self._pool.submit(_download, self.cache, shard, self._coming)
 
 
 def _download(cache: ShardCache, shard: Shard, keep: Collection[Shard]) -> float:
@@ -192,6 +198,7 @@ def _download(cache: ShardCache, shard: Shard, keep: Collection[Shard]) -> float
     return time.monotonic() + _RETRY_SECONDS
 
 
+@dataclass(eq=False)
 class ShardReader:
     """Reads ranges of shards. Each process that receives a pickled reader opens files and connections itself.
 
@@ -199,10 +206,12 @@ class ShardReader:
     read at a time.
     """
 
-    def __init__(self, store: ShardStore, cache: ShardCache | None, shards_in_use: int) -> None:
-        self.store, self.cache, self.shards_in_use = store, cache, shards_in_use
-        # An open file stays readable after the cache has removed it.
-        self._open = lru_cache(min(shards_in_use, _MAX_OPEN_FILES))(self._open_file)
+    store: ShardStore
+    cache: ShardCache | None
+    shards_in_use: int
+
+    def __post_init__(self) -> None:  # an open file stays readable after the cache has removed it
+        self._open = lru_cache(min(self.shards_in_use, _MAX_OPEN_FILES))(self._open_file)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.store, self.cache, self.shards_in_use)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
@@ -212,6 +213,7 @@ class RemoteFiles:
         return found, map(bytes, result.stream(min_chunk_size=_CHUNK_BYTES))
 
 
+@dataclass(eq=False)
 class ShardStore:
     """Reads files below `root`, a local folder or a URL; threads may share it, and it can be pickled.
 
@@ -219,9 +221,12 @@ class ShardStore:
     file or URL, at the latest after `timeout_seconds` without a byte.
     """
 
-    def __init__(self, root: str, timeout_seconds: float) -> None:
-        self.root, self.timeout_seconds = root, timeout_seconds
-        self.is_local = is_local(root)
+    root: str
+    timeout_seconds: float
+
+    @property
+    def is_local(self) -> bool:
+        return is_local(self.root)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.root, self.timeout_seconds)

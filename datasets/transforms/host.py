@@ -19,6 +19,7 @@ import importlib.util
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch.nn.functional import interpolate
 
-from configs.parts import HOST_AUGMENTATIONS, running_plugins
+from configs.parts import HOST_AUGMENTATIONS, Plugin, running_plugins
 from configs.schema import Data, Train
 from datasets.batch import Drawn
 from datasets.decoding.decode import LazyImage, from_pillow, to_pillow
@@ -301,21 +302,20 @@ def random_flip(axis: int, probability: float, image: torch.Tensor, rng: random.
     return image.flip(axis) if rng.random() < probability else image
 
 
+@dataclass(eq=False)
 class HostTransform:
     """A crop and operations on one image; it also draws the random parameters of the device operations.
 
     A device operation's parameters depend on the sample, not on its batch, so they are drawn here.
+
+    plugins: the first attribute: a worker runs them before it unpickles the operations.
     """
 
-    def __init__(
-        self,
-        crop: Callable[[LazyImage, random.Random], torch.Tensor],
-        operations: Sequence[_ImageOperation] = (),
-        device_operations: Sequence[RandomDeviceOperation] = (),
-        seed: int = 0,
-    ) -> None:
-        self.plugins = running_plugins()  # the first attribute: a worker runs them before it unpickles the operations
-        self.crop, self.operations, self.device_operations, self.seed = crop, operations, device_operations, seed
+    plugins: tuple[Plugin, ...] = field(init=False, default_factory=running_plugins)
+    crop: Callable[[LazyImage, random.Random], torch.Tensor]
+    operations: Sequence[_ImageOperation] = ()
+    device_operations: Sequence[RandomDeviceOperation] = ()
+    seed: int = 0
 
     def __call__(self, image: LazyImage, epoch: int, index: int, repeat: int = 0) -> tuple[torch.Tensor, list[Any]]:
         """Returns uint8 (C, S, S) and the parameters that each device operation has drawn for this sample."""

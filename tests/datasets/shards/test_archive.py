@@ -20,7 +20,7 @@ FILE = tar_of({"b": b"1"}, tarfile.USTAR_FORMAT)
 
 def files_in(data: bytes) -> dict[str, bytes]:
     """The content of each file at its position. The archive is read to its end."""
-    archive = Archive([data], "a.tar")
+    archive = Archive(iter([data]), "a.tar")
     files = {one.name: data[one.offset_data :][: one.size] for one in archive.members()}
     assert archive.position == len(data)
     return files

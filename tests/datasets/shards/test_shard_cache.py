@@ -43,7 +43,7 @@ def shards(server, store):
 
 @pytest.fixture
 def cache(tmp_path, store):
-    return ShardCache(tmp_path / "cache", 10**7, store)
+    return ShardCache(tmp_path / "cache/shards", 10**7, store)
 
 
 @pytest.fixture
