@@ -197,7 +197,7 @@ class Loader:
                 batches = iter_with_timeout(self._batches, self.timeout_seconds)
             else:
                 batches = iter(self._batches)
-        return self._on_device(self._checked(batches))
+        return self._on_device(_with_noted_errors(batches))
 
     def reserve(self, *others: "Loader") -> None:
         """Reserves the shared memory for the batches of this loader, and of `others`.
@@ -217,13 +217,13 @@ class Loader:
                 "lower -num_workers or -batch_size, or use no workers: -num_workers=0"
             ) from error
 
-    def _on_device(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _on_device(self, batches: Iterator[Batch | UserError]) -> Iterator[Batch]:
         """batches: in host memory, pinned if the device is a GPU."""
         if self._stream is None:
-            yield from batches
+            yield from map(self._checked, batches)
             return
         current = torch.cuda.current_stream(self.device)
-        for batch in batches:
+        for batch in map(self._checked, batches):
             copied = torch.cuda.Event(enable_timing=True)
             with torch.cuda.stream(self._stream):  # the copy overlaps the computation of the batch before
                 batch = tree_map_only(torch.Tensor, lambda one: one.to(self.device, non_blocking=True), batch)
@@ -232,20 +232,18 @@ class Loader:
             tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(current), batch)
             yield batch._replace(copied=copied)
 
-    def _checked(self, batches: Iterator[Batch | UserError]) -> Iterator[Batch]:
+    def _checked(self, batch: Batch | UserError) -> Batch:
         """Raises the error of a worker; lists the unusable images, and logs the warnings of decoders."""
-        with _noted_errors():
-            for batch in batches:
-                if isinstance(batch, UserError):
-                    raise batch
-                if self.bad_images:
-                    self.bad_images.add(batch.bad)
-                for name, text in batch.warnings:
-                    if name not in self._warned:
-                        self._warned.add(name)
-                        log = self._log if len(self._warned) <= _MAX_WARNINGS else RANK_LOG
-                        logging.getLogger(log).warning(f"{name}: used, but its decoder warns: {to_single_line(text)}")
-                yield batch
+        if isinstance(batch, UserError):
+            raise batch
+        if self.bad_images:
+            self.bad_images.add(batch.bad)
+        for name, text in batch.warnings:
+            if name not in self._warned:
+                self._warned.add(name)
+                log = self._log if len(self._warned) <= _MAX_WARNINGS else RANK_LOG
+                logging.getLogger(log).warning(f"{name}: used, but its decoder warns: {to_single_line(text)}")
+        return batch
 
 
 def unreadable(targets: torch.Tensor, keys: list[Key]) -> list[int]:
@@ -261,6 +259,11 @@ def _noted_errors() -> Iterator[None]:
     except Exception as error:
         error.add_note(IN_LOADING)
         raise
+
+
+def _with_noted_errors(batches: Iterator[Batch | UserError]) -> Iterator[Batch | UserError]:
+    with _noted_errors():
+        yield from batches
 
 
 def num_workers(reader: BatchReader, context: ProcessContext) -> tuple[int, str]:
