@@ -76,7 +76,7 @@ def test_paddlevits_notation_and_numbers_of_yaml_1_2(tmp_path):
     assert train.optimizer.betas == (0.9, 0.95)
 
 
-def test_amp_as_switch_and_as_section(tmp_path):
+def test_amp_as_switch_as_section_and_as_text(tmp_path):
     switch = write(tmp_path, "a.yaml", "AMP: true")
     expected = Amp.model_validate({"ENABLED": True, "DTYPE": "bfloat16"})
     assert config_for(f"-cfg={switch}", "-amp_dtype=bfloat16").amp == expected
@@ -84,6 +84,9 @@ def test_amp_as_switch_and_as_section(tmp_path):
     assert not config_for(f"-cfg={section}").amp.enabled
     assert config_for("-amp_dtype=bfloat16").amp.enabled
     assert config_for(f"-cfg={section}", "-amp").amp.dtype == "float16"
+    text = write(tmp_path, "c.yaml", "AMP: 'True'")
+    assert config_for(f"-cfg={text}").amp.enabled
+    assert not config_for(f"-cfg={text}", "-amp=no").amp.enabled
 
 
 @given(text=st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1).filter(lambda text: text[0] != "~"))
@@ -182,12 +185,6 @@ def test_a_value_in_place_of_a_section_is_never_replaced_by_keys_of_higher_layer
     message = error_of("-cfg=base.yaml", *flag.split())
     assert message.startswith("base.yaml:2: DATA is ")
     assert "must be a section of keys" in message
-
-
-def test_a_switch_may_be_a_text(tmp_path):
-    recipe = write(tmp_path, "recipe.yaml", "AMP: 'True'")
-    assert config_for(f"-cfg={recipe}").amp.enabled
-    assert not config_for(f"-cfg={recipe}", "-amp=no").amp.enabled
 
 
 def test_mistakes_in_a_base_file_name_that_file(tmp_path):

@@ -10,16 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TINY_VIT, config_for, refused, run_here, train
-from PIL import Image
+from conftest import TINY_VIT, config_for, each_value, refused, run_here, train
 
-from datasets.sources.split import RunSplit
+from datasets.sources.shared_arrays import StringPacker
+from datasets.sources.split import RunSplit, hash_paths
 from engine.evaluation.images import IMAGES
 from engine.evaluation.intervals import paired_interval
 from engine.evaluation.results import SampleResults, results_of_scores
 from engine.plan.training import _split_as
 from scripts import compare
 from scripts.compare import judge
+from tests.datasets.sources.source_helpers import write_image
 from utils.metric_table import METRICS
 
 SCIPY, STATSMODELS, CLUSTERED, EQUAL = [-1.25, 5.25], [-1.18, 5.18], [-1.66, 5.66], [-0.69, 0.69]
@@ -70,17 +71,18 @@ def test_models_that_are_equal_on_few_images_may_differ():
     assert paired_interval(equal, equal, METRICS["loss"]) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("difference", "low", "high", "margin", "status", "part"),
-    [
-        (0.1, -0.4, 0.6, 0.5, 0, "Not worse"),
-        (-0.1, -0.6, 0.4, 0.5, 11, " 156 images"),  # (0.5 / 0.4)^2 = 1.5625
-        (-1.0, -2.2, 0.2, 0.5, 11, " 144 images"),  # (1.2 / 1)^2
-        (-1.0, -1.8, -0.2, 0.5, 10, "Worse"),
-        (-0.2, -0.3, -0.1, 0.5, 10, "within the margin"),
-        (0.0, -0.5, 0.5, 0.0, 11, "no number"),
-    ],
-)
+VERDICTS = """
+difference | low | high | margin | status | part
+0.1 | -0.4 | 0.6 | 0.5 | 0 | Not worse
+-0.1 | -0.6 | 0.4 | 0.5 | 11 | ' 156 images'  # (0.5 / 0.4)^2 = 1.5625
+-1.0 | -2.2 | 0.2 | 0.5 | 11 | ' 144 images'  # (1.2 / 1)^2
+-1.0 | -1.8 | -0.2 | 0.5 | 10 | Worse
+-0.2 | -0.3 | -0.1 | 0.5 | 10 | within the margin
+0.0 | -0.5 | 0.5 | 0.0 | 11 | no number
+"""
+
+
+@each_value(VERDICTS)
 def test_the_status_follows_from_the_limits(difference, low, high, margin, status, part):
     found, verdict = judge(difference, low, high, (high - low) / 2, margin, 100)
     assert found == status
@@ -92,9 +94,8 @@ def add_images(root: Path, names: range) -> None:
     generator = np.random.default_rng(names.start)
     for number in names:
         for label, light in enumerate((60, 180)):
-            file = root / f"class{label}/{number:03}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(generator.integers(light - 60, light + 60, (8, 8, 3), dtype=np.uint8)).save(file)
+            pixels = generator.integers(light - 60, light + 60, (8, 8, 3), dtype=np.uint8)
+            write_image(root / f"class{label}/{number:03}.png", pixels)
 
 
 @pytest.fixture(scope="module")
@@ -230,15 +231,8 @@ def test_the_status_is_the_one_of_a_cron_job(grown, tmp_path, capsys):
     torch.save(state | {"class_names": ["a", "class1"]}, tmp_path / "a.pth")
     with refused("'class0'"):
         compare.main([str(old), str(tmp_path / "a.pth")])
-    state["split"]["trained"] = torch.from_numpy(np.concatenate([state["split"]["trained"], other_hashes(old)]))
+    hashes = hash_paths(StringPacker(held_out_by(old)).strings()).view(np.int64)
+    state["split"]["trained"] = torch.from_numpy(np.concatenate([state["split"]["trained"], hashes]))
     torch.save(state, tmp_path / "a.pth")
     with refused("-held_out=OLD"):
         compare.main([str(old), str(tmp_path / "a.pth")])
-
-
-def other_hashes(run: Path) -> np.ndarray:
-    """`hash_paths` of the images that a run has held out."""
-    from datasets.sources.shared_arrays import StringPacker
-    from datasets.sources.split import hash_paths
-
-    return hash_paths(StringPacker(held_out_by(run)).strings()).view(np.int64)

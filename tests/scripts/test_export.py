@@ -20,6 +20,7 @@ from conftest import (
     ROOT,
     TINY_VIT,
     config_for,
+    each_value,
     model_for,
     noise_folder,
     only_run,
@@ -312,19 +313,32 @@ DOC = Path(__file__).parents[2] / "docs" / "export.md"
 CLIENT = re.search(r"```python\n(.*?)```", DOC.read_text().partition("## Preprocessing in a client")[2], re.S)[1]
 
 
+def client_of_docs():
+    """`preprocess` of the page."""
+    exec(CLIENT.partition("session = ")[0].replace("import onnxruntime", ""), names := {})
+    return names["preprocess"]
+
+
 # Boxes in the photographs, 640 x 427 pixels: whole, wide, small, and three tall ones, for which Pillow 13 begins with
 # the vertical pass. With an odd border of DATA.RESIZE pad, Pillow's own ImageOps.pad is one pixel off.
 BOXES = [(0, 0, 640, 427), (0, 200, 640, 261), (50, 60, 90, 90), (0, 0, 100, 427), (9, 0, 69, 427), (80, 10, 160, 400)]
 
 
+RULES = """
+resize | size | crop_pct
+crop | 64 | 0.875
+crop | 65 | 1.3
+squash | 64 | 1
+pad | 64 | 1
+pad | 47 | 1
+"""
+
+
 @pytest.mark.parametrize("interpolation", ["bicubic", slow("bilinear")])
-@pytest.mark.parametrize(
-    ("resize", "size", "crop_pct"),
-    [("crop", 64, 0.875), ("crop", 65, 1.3), ("squash", 64, 1), ("pad", 64, 1), ("pad", 47, 1)],
-)
+@each_value(RULES)
 def test_the_pixels_of_the_client_are_the_pixels_of_an_evaluation(resize, size, crop_pct, interpolation, tmp_path):
     photographs = pytest.importorskip("sklearn.datasets").load_sample_images().images
-    exec(CLIENT.partition("session = ")[0].replace("import onnxruntime", ""), names := {})
+    preprocess = client_of_docs()
     mean = [0.3, 0.4, 0.5]
     file = tmp_path / "photo.png"
     options = {"resize": resize, "crop_pct": crop_pct, "interpolation": interpolation}
@@ -334,7 +348,7 @@ def test_the_pixels_of_the_client_are_the_pixels_of_an_evaluation(resize, size, 
         mode = ("RGB", "RGBA", "P", "LA", "1")[number % 5]
         Image.fromarray(photograph).crop(box).convert(mode).save(file)
         expected = eval_crop(data, open_image(file.read_bytes(), 3, str), random.Random()).int()
-        (pixels,) = names["preprocess"](file, values)
+        (pixels,) = preprocess(file, values)
         found = np.rint(255 * (pixels + np.float32(mean)[:, None, None]))
         steps = (torch.from_numpy(found).int() - expected).abs()
         assert steps.max() <= 2
@@ -342,16 +356,16 @@ def test_the_pixels_of_the_client_are_the_pixels_of_an_evaluation(resize, size, 
         if crop_pct == 1:  # an image that needs no resize
             Image.fromarray(photograph).resize((size, size)).save(file)
             expected = eval_crop(data, open_image(file.read_bytes(), 3, str), random.Random())
-            (pixels,) = names["preprocess"](file, values)
+            (pixels,) = preprocess(file, values)
             assert np.array_equal(np.rint(255 * (pixels + np.float32(mean)[:, None, None])), expected.numpy())
     encoders = png16, tiff16, partial(tiff16, compression=8), partial(tiff16, is_planar=True)
     Image.fromarray(np.full((9, 9), 4095, np.uint16)).save(gray := tmp_path / "gray.png")
     with pytest.raises(ValueError, match="more than 8 bits"):
-        names["preprocess"](gray, values)
+        preprocess(gray, values)
     for encode, channels in itertools.product(encoders, (3, 4)):
         file.write_bytes(encode(np.full((9, 9, channels), 4095)))
         with pytest.raises(ValueError, match="more than 8 bits"):
-            names["preprocess"](file, values)
+            preprocess(file, values)
 
 
 @pytest.mark.slow

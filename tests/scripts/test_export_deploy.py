@@ -16,7 +16,7 @@ import pytest
 import torch
 from conftest import ROOT, TINY_VIT, config_for, refused, run_here, train, values_of
 from PIL import Image
-from test_export import BOXES, CLIENT, paths_of_machine
+from test_export import BOXES, client_of_docs, paths_of_machine
 
 from configs.schema import Data
 from configs.schema.operating_point import Decision, OperatingPoint
@@ -56,7 +56,7 @@ pad | [48, 80] | 1
 def test_the_graph_reads_pixels_as_an_evaluation_and_as_pillow(interpolation, tmp_path):
     """Of nearest equal to torch, of filters within 1 of 255: less than the steps between torch and Pillow."""
     photographs = pytest.importorskip("sklearn.datasets").load_sample_images().images
-    exec(CLIENT.partition("session = ")[0].replace("import onnxruntime", ""), names := {})
+    preprocess = client_of_docs()
     file = tmp_path / "photo.png"
     for channels, (resize, size, crop_pct) in product((1, 3), values_of(RULES)):
         colors = {"imagenet_mean": (0.3, 0.4, 0.5)[:channels], "imagenet_std": (0.2, 0.25, 0.3)[:channels]}
@@ -75,7 +75,7 @@ def test_the_graph_reads_pixels_as_an_evaluation_and_as_pillow(interpolation, tm
             if isinstance(size, int) and interpolation != "nearest":
                 image.save(file)
                 of_client = {"mean": colors["imagenet_mean"], "std": colors["imagenet_std"], "channels": channels}
-                steps = np.abs(found - names["preprocess"](file, values | of_client)) * deviation
+                steps = np.abs(found - preprocess(file, values | of_client)) * deviation
                 assert steps.max() < 1.01
                 assert (steps > 0.5).mean() < 0.03
 

@@ -73,6 +73,17 @@ def by_webdataset(shards: list[Path]) -> dict[str, tuple[bytes, int]]:
     return found
 
 
+def write_tables(root: Path, columns: str, **cells: list[str]) -> Path:
+    """A table of each split, and its images."""
+    root.mkdir()
+    for split, values in cells.items():
+        for number in range(len(values)):
+            Image.new("RGB", (20, 20), (number, 0, 0)).save(root / f"{split}{number}.png")
+        rows = "".join(f"{split}{number}.png,{cell}\n" for number, cell in enumerate(values))
+        (root / f"{split}.csv").write_text(f"image_path,{columns}\n{rows}")
+    return root
+
+
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_webdataset_and_timm_read_all_samples(folders, cpu, split):
     output = write(folders)
@@ -183,13 +194,8 @@ def test_a_bad_image_ends_the_writing_or_is_left_out(folders, bad):
 
 def test_several_labels_are_written_and_read_as_in_their_table(tmp_path, cpu):
     """As numbers in .json with the class names in _info.json; other shards may have names; none is a list, too."""
-    root = tmp_path / "tables"
-    root.mkdir()
-    for split, targets in {"train": ["dog|emu", "", "cat", "emu|cat|dog"], "val": ["dog", "cat|dog"]}.items():
-        for number in range(len(targets)):
-            Image.new("RGB", (20, 20), (number, 0, 0)).save(root / f"{split}{number}.png")
-        rows = "".join(f"{split}{number}.png,{target}\n" for number, target in enumerate(targets))
-        (root / f"{split}.csv").write_text(f"image_path,target\n{rows}")
+    targets = {"train": ["dog|emu", "", "cat", "emu|cat|dog"], "val": ["dog", "cat|dog"]}
+    root = write_tables(tmp_path / "tables", "target", **targets)
 
     def read(dataset, folder, several="true"):
         data = data_of(folder, dataset, f"DATA.MULTI_LABEL={several}")
@@ -217,13 +223,8 @@ def test_several_labels_are_written_and_read_as_in_their_table(tmp_path, cpu):
 
 
 def test_unknown_labels_are_written_and_read(tmp_path, cpu):
-    root = tmp_path / "tables"
-    root.mkdir()
-    for split, cells in {"train": ["1,0", "?,1", "0,?", "?,?"], "val": ["1,?", "0,1"]}.items():
-        for number in range(len(cells)):
-            Image.new("RGB", (20, 20), (number, 0, 0)).save(root / f"{split}{number}.png")
-        rows = "".join(f"{split}{number}.png,{cell}\n" for number, cell in enumerate(cells))
-        (root / f"{split}.csv").write_text(f"image_path,ant,bee\n{rows}")
+    cells = {"train": ["1,0", "?,1", "0,?", "?,?"], "val": ["1,?", "0,1"]}
+    root = write_tables(tmp_path / "tables", "ant,bee", **cells)
     meant = ["DATA.MULTI_LABEL=true", "DATA.COLUMNS={label: [ant, bee], cells: {'?': null}}"]
     output = write(root, "shards", *meant, dataset="csv")
     for rebuilt in (False, True):

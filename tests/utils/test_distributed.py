@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import refused
+from conftest import each_value, refused
 from rank_pool import environment
 
 from utils import distributed, threads
@@ -237,14 +237,15 @@ def test_what_ranks_read_of_each_other_grows_with_their_number():
     assert store.num_read["multi_get"] + store.num_read["get"] == 128
 
 
-@pytest.mark.parametrize(
-    "text, is_lost, timed_out",
-    [
-        ("Connection closed by peer [127.0.0.1]:1234", True, False),
-        ("Timed out waiting 3000ms for recv operation to complete", True, True),
-        ("a bug", False, False),
-    ],
-)
+ERRORS = """
+text | is_lost | timed_out
+Connection closed by peer [127.0.0.1]:1234 | true | false
+Timed out waiting 3000ms for recv operation to complete | true | true
+a bug | false | false
+"""
+
+
+@each_value(ERRORS)
 @pytest.mark.usefixtures("handlers_after_test")
 def test_errors_of_the_connection_are_told_from_others(monkeypatch, tmp_path, text, is_lost, timed_out):
     monkeypatch.setattr(distributed, "_EXIT_SECONDS", 1e6)

@@ -11,14 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import assert_same_state, config_for, refused, samples_for
+from conftest import assert_same_state, config_for, refused, samples_for, train_batches_for
 from test_workers import CPU, Images, short_polls  # noqa: F401
 
-from configs.batch_plan import plan_batches
 from configs.schema import Data
 from datasets.batch import PADDING, PREFETCH_FACTOR, Batch, ImageSlots, slots_shape
 from datasets.decoding.images import BadImage
-from datasets.loading.loader import BatchReader, Loader, TrainBatches, epoch_layout
+from datasets.loading.loader import BatchReader, Loader
 from datasets.loading.sampler import EvalSampler
 from datasets.transforms.host import build_eval_host_transform
 from tests.datasets.shards.range_server import wait_for
@@ -104,7 +103,13 @@ def test_drawn_parameters_of_any_type_arrive(dtype):
     assert received.images.data_ptr() == slots.images[0, 1].data_ptr()
 
 
-OPTIONS = ["DATA.AFFINE_DEGREES=10", "TRAIN.RANDOM_ERASE_PROB=0.9", "DATA.IMAGE_SIZE=16", "DATA.BATCH_SIZE=4"]
+OPTIONS = [
+    "DATA.AFFINE_DEGREES=10",
+    "TRAIN.RANDOM_ERASE_PROB=0.9",
+    "DATA.IMAGE_SIZE=16",
+    "DATA.BATCH_SIZE=4",
+    "TRAIN.NUM_EPOCHS=1",
+]
 TENSORS = 5  # of a batch: images, targets, affine maps; positions and boxes of random erasing
 
 
@@ -112,8 +117,7 @@ def batches_on(context: ProcessContext, *flags: str):
     config = config_for("-dataset=fake", *flags, "-opts", *OPTIONS)
     host = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
     (samples,) = samples_for(config, host, "train")
-    layout = epoch_layout(config, samples, plan_batches(config, context.world_size))
-    return TrainBatches(config, samples, context, layout).iterate(0, 0, 1)
+    return train_batches_for(config, samples, context)
 
 
 def test_a_batch_is_used_after_its_copies(monkeypatch):

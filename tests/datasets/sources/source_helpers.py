@@ -9,6 +9,7 @@ from conftest import CPU, config_for, read_samples
 from PIL import Image
 
 from configs.schema import Data
+from datasets import reading
 from datasets.recognition import recognize_dataset
 from datasets.sources.checks import check_files
 from utils.errors import UserError
@@ -31,6 +32,21 @@ def write_image(path, pixels=None, colour=(200, 30, 40), size=(12, 9)):
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.new("RGB", size, colour) if pixels is None else Image.fromarray(np.asarray(pixels))
     image.save(path, "PNG" if path.suffix.lower() == ".png" else "JPEG", quality=90)
+
+
+def write_patients(root, names):
+    """Images of 8 x 8 pixels, of which four in a row are of one patient; those of `ill` are lighter."""
+    rng = np.random.default_rng(0)
+    for number, name in enumerate(names):
+        pixels = rng.normal(110 + 20 * (name == "ill"), 60, (8, 8, 3)).clip(0, 255)
+        write_image(root / name / f"P{number // 4:02d}_{number}.png", pixels.astype(np.uint8))
+
+
+def without_other_ranks(monkeypatch):
+    """Data are read as on a rank whose other ranks have found no error."""
+    monkeypatch.setattr(reading, "work_while_others_wait", lambda work, context: work())
+    monkeypatch.setattr(reading, "call_on_main", lambda call, context: None)
+    monkeypatch.setattr(reading, "broadcast_object", lambda value, context, source: value)
 
 
 IMAGE = b"\xff\xd8\xff" + bytes(20) + b"\xff\xd9"  # is listed, and never decoded

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import CPU, refused, samples_for, told
 from PIL import Image
-from source_helpers import options, tree, write_classes, write_image
+from source_helpers import options, tree, without_other_ranks, write_classes, write_image
 
 from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
@@ -181,9 +181,7 @@ def test_few_levels_are_a_warning_in_each_format_and_its_range_is_the_one_to_use
 @pytest.fixture
 def answers(monkeypatch):
     """Calls a function, which makes one collective call, on two ranks in turn; returns their results or errors."""
-    monkeypatch.setattr(reading, "work_while_others_wait", lambda work, context: work())
-    monkeypatch.setattr(reading, "call_on_main", lambda call, context: None)
-    monkeypatch.setattr(reading, "broadcast_object", lambda value, context, source: value)
+    without_other_ranks(monkeypatch)
     contexts = [ProcessContext(rank, 0, 2, 1, torch.device("cpu"), ("node1", "node2")) for rank in range(2)]
 
     def call(function):
@@ -328,8 +326,7 @@ def test_one_rank_of_each_host_lists_the_folders(tmp_path, ranks, hosts, sees, c
 
 def test_all_ranks_of_a_host_have_the_error_of_the_one_that_reads(tmp_path, monkeypatch):
     sent = {}
-    monkeypatch.setattr(reading, "call_on_main", lambda call, context: None)
-    monkeypatch.setattr(reading, "work_while_others_wait", lambda work, context: work())
+    without_other_ranks(monkeypatch)
     monkeypatch.setattr(
         reading, "broadcast_object", lambda value, context, source: sent.setdefault((source, context.rank), value)
     )

@@ -14,6 +14,7 @@ from source_helpers import options, read_splits, tree, write_classes
 from datasets.sources import checks
 from datasets.sources.checks import check_files, check_images, decode_images
 from datasets.sources.folders.split_folders import ImageFolders
+from datasets.sources.samples import Samples
 from datasets.sources.source import Wanted
 from tests.datasets import photo
 from utils.errors import Findings
@@ -23,6 +24,10 @@ NOISE = Image.fromarray(np.random.default_rng(0).integers(256, size=(40, 50, 3),
 
 def encode(kind, image=NOISE, **parameters):
     return photo.encode(image, kind, **parameters)
+
+
+def both_splits(root: Path) -> list[Samples]:
+    return [ImageFolders(Wanted(options(root))).read(split) for split in ("train", "val")]
 
 
 @pytest.fixture
@@ -132,7 +137,7 @@ def test_one_report_names_the_images_of_both_splits(tmp_path, cpu):
         write_classes(tmp_path / split, a=15, b=2)
         for path in (tmp_path / split / "a").iterdir():
             path.write_bytes(b"")
-    splits = [ImageFolders(Wanted(options(tmp_path))).read(split) for split in ("train", "val")]
+    splits = both_splits(tmp_path)
     with pytest.raises(Findings) as caught:
         check_images(splits, options(tmp_path), cpu)
     headline, *lines = str(caught.value).split("\n  ")
@@ -166,7 +171,7 @@ def test_of_many_files_all_of_some_sizes_are_checked(tmp_path, cpu, monkeypatch)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encode("BMP", NOISE.resize((9, 1 + number // 6))))
     (tmp_path / "train/a/0.bmp").write_bytes(b"")
-    splits = [ImageFolders(Wanted(options(tmp_path))).read(split) for split in ("train", "val")]
+    splits = both_splits(tmp_path)
     (tmp_path / "val/a/1.bmp").unlink()
     opened = []
     looks_intact = checks._looks_intact
@@ -193,7 +198,7 @@ def test_copies_in_two_splits_are_counted_or_the_rest_is_said(tmp_path, cpu, mon
         name = f"{'ab'[number % 2]}/{number}.bmp"
         (tmp_path / "train" / name).write_bytes(number.to_bytes(2, "little"))
         os.link(tmp_path / "train" / name, tmp_path / "val" / name)
-    splits = [ImageFolders(Wanted(options(tmp_path))).read(split) for split in ("train", "val")]
+    splits = both_splits(tmp_path)
     of_end = np.concatenate([np.ones(len(samples), np.uint64) for samples in splits])
     (note,) = checks._notes_on_equal_files(splits, of_end)
     assert "2200 files" in note.text

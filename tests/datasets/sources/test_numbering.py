@@ -16,10 +16,14 @@ LABELS = [0, 1, 2, 1, 0, 2, 1, 0, 2, 2, 1, 0]
 FILES = [f"{number}.jpg" for number in range(12)]
 
 
+def parts(values):
+    return ("train", values[:6]), ("val", values[6:])
+
+
 def write_tables(root, cell="{}"):
     tree(root, *FILES)
     rows = [f"{file},{cell.format(label)}" for file, label in zip(FILES, LABELS, strict=True)]
-    for split, part in (("train", rows[:6]), ("val", rows[6:])):
+    for split, part in parts(rows):
         write_table(root / f"{split}.csv", part)
     return options(root, dataset="csv")
 
@@ -27,7 +31,7 @@ def write_tables(root, cell="{}"):
 def write_lists(root):
     tree(root, *FILES)
     rows = [f"{file} {label}" for file, label in zip(FILES, LABELS, strict=True)]
-    for split, part in (("train", rows[:6]), ("val", rows[6:])):
+    for split, part in parts(rows):
         (root / f"{split}_list.txt").write_text("\n".join(part))
     return options(root, dataset="imagenet2012")
 
@@ -35,14 +39,14 @@ def write_lists(root):
 def write_parquet(root):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     root.mkdir()
-    for split, labels in (("train", LABELS[:6]), ("val", LABELS[6:])):
+    for split, labels in parts(LABELS):
         parquet.write_table(pa.table({"image": [b"x"] * 6, "label": labels}), root / f"{split}.parquet")
     return options(root, dataset="parquet")
 
 
 def write_tar(root):
     root.mkdir()
-    for split, labels in (("train", LABELS[:6]), ("val", LABELS[6:])):
+    for split, labels in parts(LABELS):
         files = {f"{number}.{end}": b"%d" % label for number, label in enumerate(labels) for end in ("jpg", "cls")}
         (root / f"{split}-0.tar").write_bytes(tar_of(files))
     return options(root, dataset="tar", cache_dir=str(root))

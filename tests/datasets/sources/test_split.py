@@ -10,7 +10,7 @@ from unicodedata import normalize
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, each_row, line_of, read_samples, refused, told
+from conftest import CPU, each_row, each_value, line_of, read_samples, refused, told
 from safetensors.torch import save_file
 from source_helpers import groups_apart, options, write_classes, write_image, write_table
 
@@ -374,15 +374,16 @@ def test_folders_by_expression_and_by_table(folder, tmp_path):
         assert list(read(folder, str(table), dataset="folder")[0].groups) == list(train.groups)
 
 
-@pytest.mark.parametrize(
-    "column, values, is_named",
-    [
-        ("patient_id", 6, True),
-        ("patient_id", 24, False),  # each image has its own
-        ("patient", 3, False),  # yes, no and unknown
-        ("animal", 6, False),  # a species
-    ],
-)
+MAY_BE_GROUPS = """
+column | values | is_named
+patient_id | 6 | true
+patient_id | 24 | false  # each image has its own
+patient | 3 | false  # yes, no and unknown
+animal | 6 | false  # a species
+"""
+
+
+@each_value(MAY_BE_GROUPS)
 def test_a_column_that_may_be_groups_is_named(folder, column, values, is_named):
     write_images(folder, f"{column},site", [f"{number % values},{group}" for number, (*_, group) in enumerate(IMAGES)])
     train, _ = read(folder, None, dataset="csv")

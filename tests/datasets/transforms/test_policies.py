@@ -11,7 +11,7 @@ import pytest
 import timm.data
 import timm.data.auto_augment
 import torch
-from conftest import GREY, config_for, each_row, seeded
+from conftest import GREY, config_for, each_row, each_value, seeded
 from PIL import Image, ImageEnhance, ImageOps
 from scipy import stats
 from torchvision import transforms
@@ -253,14 +253,15 @@ def test_strings_that_timm_does_not_read_completely(policy):
         check_policy(policy)
 
 
-@pytest.mark.parametrize(
-    "policy, written",
-    [
-        ("rand-m15-inc1", "rand-m10-inc1"),
-        ("rand-m9-mmax8-n3", "rand-m8-mmax8-n3"),
-        ("augmix-m12-w2", "augmix-m10-w2"),
-    ],
-)
+TOO_LARGE = """
+policy | written
+rand-m15-inc1 | rand-m10-inc1
+rand-m9-mmax8-n3 | rand-m8-mmax8-n3
+augmix-m12-w2 | augmix-m10-w2
+"""
+
+
+@each_value(TOO_LARGE)
 def test_a_magnitude_above_the_maximum_is_answered_with_the_one_that_timm_takes(policy, written):
     with pytest.raises(ValueError, match=f"write {written.split('-')[1]}$"):
         check_policy(policy)

@@ -94,6 +94,13 @@ def torchvisions(resized: int | tuple[int, int], method: str, size: int) -> v2.C
     return v2.Compose([*crop, v2.ToDtype(torch.float32, scale=True), normalize])
 
 
+def assert_evaluated_as(options: Config, model: torch.nn.Module, expected: torch.Tensor, limit: float) -> None:
+    """An evaluation shows these pixels but for differences of `limit` in the mean, and has the logits of the model."""
+    pixels = pixels_of(options.data)
+    assert (pixels - expected).abs().mean() < limit
+    assert torch.allclose(built(options)(pixels), model(pixels), atol=1e-5)
+
+
 UNSET = dict.fromkeys(("img_size", "input_size", "in_chans", "crop_pct", "mean", "std", "gp", "bn_eps"))
 OF_TIMM = [
     ("resnet10t", {"mean": [0.2, 0.3, 0.7], "std": [0.5, 0.4, 0.3], "img_size": 48, "gp": "max"}),
@@ -120,9 +127,7 @@ def test_the_args_of_a_file_decide_its_pixels_and_its_network(name, given, saved
     weights = f"-pretrained={path}"
     for words in ([], [f"-model={name}"]):
         options, _, notes = options_of_weights(parse_command_line(["-eval", weights, *words]))
-        pixels = pixels_of(options.data)
-        assert (pixels - expected).abs().mean() < 0.01
-        assert torch.allclose(built(options)(pixels), model(pixels), atol=1e-5)
+        assert_evaluated_as(options, model, expected, 0.01)
         assert "screen" in {getattr(note, "kind", "") for note in notes}
     config = config_for("-cfg=configs/finetune.yaml", "-data_path=data", f"-model={name}", weights)
     tuned = follow_weights(config, {}, weights_record(config.model)).options
@@ -155,10 +160,7 @@ def test_what_a_program_fixes_decides_pixels_and_network(program, saved):
     path = saved({"state_dict": model.state_dict(), **beside})
     expected = torchvisions(resized, method, size)(PHOTO.resize((131, 96)))[None]
     words = [f"-model={name}"] if program == "Swin" else []
-    options = evaluated(path, *words)
-    pixels = pixels_of(options.data)
-    assert (pixels - expected).abs().mean() < 0.02
-    assert torch.allclose(built(options)(pixels), model(pixels), atol=1e-5)
+    assert_evaluated_as(evaluated(path, *words), model, expected, 0.02)
 
 
 def test_the_file_beside_open_clips_weights_decides_pixels_and_activation(tmp_path):
@@ -171,10 +173,8 @@ def test_the_file_beside_open_clips_weights_decides_pixels_and_activation(tmp_pa
     (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
     words = ["-model=vit_base_patch16_clip_224", "-opts", f"MODEL.KWARGS={small}", "MODEL.NUM_CLASSES=3"]
     options = evaluated(tmp_path / "open_clip_pytorch_model.bin", *words)
-    pixels = pixels_of(options.data)
     expected = as_tensor(PHOTO.resize((131, 96)).resize((32, 32)))[None] / 255
-    assert ((expected - 0.5) / 0.25 - pixels).abs().mean() < 0.02
-    assert torch.allclose(built(options)(pixels), model(pixels), atol=1e-5)
+    assert_evaluated_as(options, model, (expected - 0.5) / 0.25, 0.02)
 
 
 def test_files_of_other_programs_are_not_read_as_those_of_these(saved):

@@ -11,6 +11,7 @@ from datasets import reading
 from datasets.sources.source import Wanted
 from engine.checkpoint import run_folder as folder
 from engine.checkpoint.run_folder import check_same_checkpoint, check_shared
+from tests.datasets.sources.source_helpers import without_other_ranks
 from utils.distributed import ProcessContext
 
 HOSTS = ("node1", "node1", "node2", "node3")
@@ -82,9 +83,7 @@ def test_a_folder_of_the_same_name_on_another_disk_is_not_enough(tmp_path, monke
 
 def read_on(rank: int, data: Path, monkeypatch: pytest.MonkeyPatch) -> list:
     """`read_data` on a rank whose rank 0 has found no error."""
-    monkeypatch.setattr(reading, "work_while_others_wait", lambda work, context: work())
-    monkeypatch.setattr(reading, "call_on_main", lambda call, context: None)
-    monkeypatch.setattr(reading, "broadcast_object", lambda value, context, source: value)
+    without_other_ranks(monkeypatch)
     monkeypatch.setattr(reading, "check_same_data", lambda splits, context: None)
     config = config_for("-dataset=imagenet2012", f"-data_path={data}", "-batch_size=1")
     return [*reading.read_data(Wanted(config.data, ("train", "val"), num_classes=2), on_rank(rank)).splits.values()]

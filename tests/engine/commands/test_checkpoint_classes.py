@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import CPU, GREY, TINY_VIT, log_of, only_run, read_result, refused, run_here, slow, train
-from PIL import Image
 from safetensors.torch import save_file
 from scipy.special import softmax
 from sklearn.metrics import accuracy_score, log_loss
@@ -21,6 +20,7 @@ from engine.checkpoint.weights_record import exported_entry, read_record, to_met
 from engine.plan.evaluation import EvaluationPlan, plan_evaluation
 from engine.run.log import RunLogger
 from engine.run.record import read_run
+from tests.datasets.sources.source_helpers import write_image
 from utils.files import atomic_save, read_json
 
 CLASSES = ["ant", "bee", "cat", "dog"]
@@ -31,9 +31,8 @@ AS_IT_IS = ["DATA.RANDOM_CROP_SCALE=[1, 1]", "DATA.RANDOM_CROP_RATIO=[1, 1]", "T
 
 def write_class(folder: Path, label: int, count: int):
     """Images of one brightness per class, easy to learn."""
-    folder.mkdir(parents=True)
     for number in range(count):
-        Image.fromarray(np.full((8, 8), 60 * label + number, np.uint8)).save(folder / f"{number}.png")
+        write_image(folder / f"{number}.png", np.full((8, 8), 60 * label + number, np.uint8))
 
 
 @pytest.fixture(scope="module")

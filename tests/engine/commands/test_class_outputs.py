@@ -149,13 +149,14 @@ def test_folders_of_imagenet_classes(folder, tmp_path):
     names = [f"{name}_{number}" for number, name in enumerate([*WORDNET[:4], WORDNET[4].upper()])]
     data = tmp_path / "data"
     pixels = write_images(data, names)
-    expected = figures(model, pixels, [ImageNetInfo().label_names().index(name) for name in WORDNET])
+    outputs = [ImageNetInfo().label_names().index(name) for name in WORDNET]
+    expected = figures(model, pixels, outputs)
     assert evaluate(tmp_path, data, weights="1000.pth") == pytest.approx(expected, abs=1e-4)
     (table,) = tmp_path.glob("out*/eval*/evaluation/per_class.csv")
     assert {row["class"] for row in read_rows(table)} >= {*names}  # as the folders are named
     english = ["tench", "Carassius auratus", "flamingo", "church_building", "Toilet Paper"]
     pixels = write_images(tmp_path / "english", english)
-    expected = figures(model, pixels, [ImageNetInfo().label_names().index(name) for name in WORDNET])
+    expected = figures(model, pixels, outputs)
     assert evaluate(tmp_path, tmp_path / "english", weights="1000.pth") == pytest.approx(expected, abs=1e-4)
     (tmp_path / "english/flamingo").rename(tmp_path / "english/crane")  # a bird and a machine
     with refused(r"is of imagenet-1k: 'crane': no .* name of one class of it; set DATA\.CLASSES"):

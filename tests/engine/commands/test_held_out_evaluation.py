@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import CPU, TINY_VIT, config_for, log_of, only_run, read_result, refused, run_here, train
-from PIL import Image
 
 from engine.training import end
 from engine.training.optimizer import Schedule
+from tests.datasets.sources.source_helpers import write_image
 from utils.errors import UserError
 from utils.files import read_json
 from utils.tables import read_rows
@@ -23,11 +23,10 @@ def argv(tmp_path) -> list[str]:
     generator = np.random.default_rng(0)
     for split, count in (("train", 48), ("val", 12), ("test", 17)):
         for label, name in enumerate(("blue", "red")):
-            (tmp_path / "data" / split / name).mkdir(parents=True)
             for number in range(count):
                 pixels = generator.integers(0, 150, (8, 8, 3)).astype(np.uint8)
                 pixels[..., 2 - 2 * label] += 70
-                Image.fromarray(pixels).save(tmp_path / "data" / split / name / f"{number}.png")
+                write_image(tmp_path / "data" / split / name / f"{number}.png", pixels)
     flags = ["-dataset=folder", f"-data_path={tmp_path / 'data'}", "-batch_size=8", "-num_workers=0"]
     return [*flags, f"-output={tmp_path / 'out'}", "-opts", *TINY]
 

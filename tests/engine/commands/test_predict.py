@@ -10,6 +10,7 @@ from conftest import GREY, TINY_VIT, only_run, read_result, refused, run_here, r
 from PIL import Image
 
 from engine.evaluation.predictions import Predictions
+from tests.datasets.sources.source_helpers import write_image
 from utils.tables import read_rows
 
 CLASSES = ["<script>", "=ant", "a\nb", "dog"]
@@ -22,10 +23,9 @@ def images(tmp_path_factory) -> Path:
     """A folder of four classes of gray images, of which some look like images of another class."""
     root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     for label, name in enumerate(CLASSES):
-        (root / name).mkdir()
         for number in range(PER_CLASS):
             level = np.clip(60 * label + rng.normal(0, 30), 0, 255)
-            Image.fromarray(np.full((9, 8), level, np.uint8)).save(root / name / f"{number:02d}.png")
+            write_image(root / name / f"{number:02d}.png", np.full((9, 8), level, np.uint8))
     return root
 
 

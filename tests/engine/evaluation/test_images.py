@@ -20,13 +20,13 @@ from conftest import (
     samples_for,
     train,
 )
-from PIL import Image
 
 from datasets.sources.samples import Samples
 from engine.evaluation.images import IMAGES, Row, differences, read_images, trained_on, write_images
 from engine.run.log import RunLogger
 from scripts import export
 from tests.datasets.shards.tar_files import tar_of
+from tests.datasets.sources.source_helpers import write_image
 from utils.file_formats.hf_folder import read_metadata
 from utils.files import read_json
 
@@ -34,8 +34,7 @@ COUNTS = {"train": 9, "val": 3, "test": 2}  # of each class
 
 
 def noise(path: Path, seed: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
+    write_image(path, np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8))
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, TINY_VIT, evaluate, read_result, refused, run_here, train
-from PIL import Image
 from sklearn.datasets import load_digits
 from torch import nn
 
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.mean import MEAN, MeanOfModels
+from tests.datasets.sources.source_helpers import write_image
 from utils.files import atomic_save, read_json
 
 POINT = "EVAL.OPERATING_POINT={class: 3, sensitivity: 0.9}"
@@ -26,9 +26,8 @@ def images(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("digits")
     digits = load_digits()
     for number in range(0, 1797, 9):
-        file = root / f"{digits.target[number]}/{number}.png"
-        file.parent.mkdir(exist_ok=True)
-        Image.fromarray((digits.images[number] * 15).astype(np.uint8)).save(file)
+        pixels = (digits.images[number] * 15).astype(np.uint8)
+        write_image(root / f"{digits.target[number]}/{number}.png", pixels)
     return root
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import CPU, TINY_VIT, cells_of, config_for, evaluate, log_of, refused, run_here, train
+from conftest import CPU, TINY_VIT, cells_of, config_for, each_value, evaluate, log_of, refused, run_here, train
 from scipy.special import expit
 from scipy.stats import binomtest
 from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
@@ -25,7 +25,7 @@ from engine.evaluation.predictions import Predictions
 from engine.evaluation.results import MIXED_LABELS, SampleResults, mean_by_group
 from engine.evaluation.session import note_on_goal, operating_goal
 from scripts.export import main as export
-from tests.datasets.sources.source_helpers import write_image
+from tests.datasets.sources.source_helpers import write_patients
 from utils.files import read_json
 from utils.tables import read_rows
 
@@ -76,10 +76,17 @@ def test_the_point_is_the_best_one_of_scikit_learns_curve(seed, kind, goal):
     assert found["specificity_interval"] == pytest.approx([100 * wilson.low, 100 * wilson.high], abs=0.01)
 
 
-@pytest.mark.parametrize("goal, ill, well, is_told", [
-    ({"specificity": 0.99}, 500, 90, True), ({"specificity": 0.99}, 5, 100, False),
-    ({"sensitivity": 0.9}, 9, 500, True), ({"sensitivity": 0.9}, 10, 5, False), ({"sensitivity": 0.5}, 0, 5, True),
-])  # fmt: skip
+FEW_IMAGES = """
+goal | ill | well | is_told
+{specificity: 0.99} | 500 | 90 | true
+{specificity: 0.99} | 5 | 100 | false
+{sensitivity: 0.9} | 9 | 500 | true
+{sensitivity: 0.9} | 10 | 5 | false
+{sensitivity: 0.5} | 0 | 5 | true
+"""
+
+
+@each_value(FEW_IMAGES)
 @pytest.mark.parametrize("is_multi_hot", [False, True])
 def test_a_goal_that_the_images_cannot_resolve_is_told(goal, ill, well, is_told, is_multi_hot):
     targets = np.repeat([0, 1], [well, ill])
@@ -89,10 +96,16 @@ def test_a_goal_that_the_images_cannot_resolve_is_told(goal, ill, well, is_told,
     assert [note.kind for note in note_on_goal(point_of(**goal), samples)] == ["screen"] * is_told
 
 
-@pytest.mark.parametrize("goal, told", [
-    ({"specificity": 0.5}, ["1"]), ({"specificity": 0.75, "groups": "any"}, ["3", "1"]),
-    ({"sensitivity": 0.5}, ["1"]), ({"sensitivity": 0.5, "groups": "any"}, []),
-])  # fmt: skip
+FEW_GROUPS = """
+goal | told
+{specificity: 0.5} | ['1']
+{specificity: 0.75, groups: any} | ['3', '1']
+{sensitivity: 0.5} | ['1']
+{sensitivity: 0.5, groups: any} | []
+"""
+
+
+@each_value(FEW_GROUPS)
 def test_a_goal_that_the_groups_cannot_resolve_is_told(goal, told):
     """Of three images and one group without the class, one of them in a mixed group; of one and two groups with it."""
     targets = np.array([[0, 0, 0, 1, 1, -2]], np.int8).T
@@ -295,11 +308,8 @@ def test_without_a_decision_the_predicted_classes_are_counted(thresholds, labels
 
 def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_learn(tmp_path, capsys, few_penalties):
     """Four images of each patient, one of whom has images of both classes."""
-    rng = np.random.default_rng(0)
-    for number in range(240):
-        name = "ill" if (number // 4) % 3 == 0 or number == 4 else "well"
-        pixels = rng.normal(110 + 20 * (name == "ill"), 60, (8, 8, 3)).clip(0, 255)
-        write_image(tmp_path / f"data/{name}/P{number // 4:02d}_{number}.png", pixels.astype(np.uint8))
+    names = ["ill" if (number // 4) % 3 == 0 or number == 4 else "well" for number in range(240)]
+    write_patients(tmp_path / "data", names)
     point = "EVAL.OPERATING_POINT={class: ill, sensitivity: 0.8}"
     keys = [*TINY_VIT, "MODEL.NUM_CLASSES=2", "DATA.VAL_FRACTION=0.5", "MODEL.TUNE=probe"]
     groups = r"DATA.GROUPS=(P\d+)_"

@@ -13,7 +13,7 @@ from torch import nn
 
 from engine.evaluation.suspects import COLUMNS as SUSPECT_COLUMNS
 from scripts import report
-from tests.datasets.sources.source_helpers import write_image
+from tests.datasets.sources.source_helpers import write_patients
 
 pytestmark = pytest.mark.usefixtures("few_penalties")
 # The columns of texts, by file; all others are of figures
@@ -35,11 +35,7 @@ TEXTS = {
 @pytest.fixture
 def tables(tmp_path, capsys) -> list[Path]:
     """Of two folds of a probe with groups and an operating point."""
-    rng = np.random.default_rng(0)
-    for number in range(96):
-        name = ("ill", "well")[number // 4 % 2]
-        pixels = rng.normal(110 + 20 * (name == "ill"), 60, (8, 8, 3)).clip(0, 255)
-        write_image(tmp_path / f"data/{name}/P{number // 4:02d}_{number}.png", pixels.astype(np.uint8))
+    write_patients(tmp_path / "data", (["ill"] * 4 + ["well"] * 4) * 12)
     keys = [*TINY_VIT, "MODEL.NUM_CLASSES=2", "MODEL.TUNE=probe", "EVAL.SUSPECTS=true", r"DATA.GROUPS=(P\d+)_"]
     keys += ["EVAL.OPERATING_POINT={class: ill, sensitivity: 0.8}", "DATA.FOLDS=2"]
     flags = ["-dataset=folder", f"-data_path={tmp_path / 'data'}", "-batch_size=8", "-num_workers=0"]

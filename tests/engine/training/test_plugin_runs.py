@@ -136,7 +136,7 @@ def test_the_plugin_of_the_page_is_trained_used_and_exported(tmp_path):
     plugin = f"-plugin={tmp_path / 'my_parts.py'}"
     parts = ["LOSS.NAME=focal", "LOSS.KWARGS={gamma: 1.5}", "DATA.HOST_AUGMENTATIONS={shift: {pixels: 1}}"]
     argv = ["-cfg=configs/vit_digits.yaml", plugin, "-model=vit_registers", "-epochs=1", f"-output={tmp_path}"]
-    folder = train([*argv, "-opts", *parts])
+    folder = train([*argv, "-opts", *parts, "DATA.FRACTION=0.1"])
     logits, labels = torch.randn(5, 3), torch.tensor([0, 2, 0, 1, 2])
     loss = build_loss(Loss(NAME="focal", KWARGS={"gamma": 0.0}), 0.0)
     assert loss(logits, labels).item() == pytest.approx(F.cross_entropy(logits, labels, reduction="sum").item())
