@@ -28,14 +28,6 @@ from utils.files import open_regular_file, read_json
 from utils.notes import Note
 
 PADDLE, SAFETENSORS, TORCH, NPZ = ".pdparams", ".safetensors", ".pth", ".npz"
-# Files of other programs, by their ending, that are taken for weights
-_NO_WEIGHTS = {
-    ".onnx": "a program of ONNX",
-    ".pt2": "a program of torch.export",
-    ".keras": "a model of Keras",
-    ".h5": "a model of Keras",
-    ".zip": "an archive of files",
-}
 _OLD_TORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # in the first pickle of torch before 1.6
 OPTIONS_ENTRY = "options"  # of the metadata of a .safetensors file: JSON of the sections MODEL and DATA
 # Keys of DATA
@@ -156,8 +148,8 @@ def open_weights(path: str | Path) -> Header:
     file = find_weights(str(path))
     header = Header(file, format_of(file))
     if not header.kind:
-        kind = _NO_WEIGHTS.get(file.suffix.lower(), "damaged, or of none of the known formats")
-        raise UserError(f"{file}: is {kind}; give a file of weights: {', '.join(WEIGHTS_EXTENSIONS)}")
+        known = ", ".join(WEIGHTS_EXTENSIONS)
+        raise UserError(f"{file}: is no file of weights of a known format, or damaged; give one: {known}")
     if header.kind == SAFETENSORS:
         beside = read_json(file.with_name(CONFIG)) if file.name in (*WEIGHTS, SHARDS) else {}
         return replace(header, content=read_metadata(file), is_of_transformers=not is_of_timm(beside))

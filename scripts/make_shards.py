@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs.command_line import parse_command_line
 from configs.flags import positive
 from configs.schema import Data
-from datasets.decoding.decode import PPM_KINDS, open_image
+from datasets.decoding.decode import open_image, to_pillow
 from datasets.decoding.images import HEAD_BYTES, BadImage, kind_of
 from datasets.loading.loader import BadImageList
 from datasets.loading.workers import default_num_workers
@@ -151,9 +151,9 @@ class OrderedSplit:
         if self.size:
             if (short := min(pixels.shape[1:])) > self.size:
                 pixels = resize(pixels, *(side * self.size // short for side in pixels.shape[1:]))
-            channels, height, width = pixels.shape
-            header = b"P%s\n%d %d\n255\n" % (PPM_KINDS[channels], width, height)
-            encoded = header + pixels.permute(1, 2, 0).numpy().tobytes()
+            file = io.BytesIO()
+            to_pillow(pixels).save(file, "PPM")
+            encoded = file.getvalue()
         kind = "PGM" if encoded.startswith(b"P5") else kind_of(encoded[:HEAD_BYTES]) or ""
         files = {_EXTENSIONS.get(kind, kind.lower()): encoded}
         about: dict[str, Any] = {}

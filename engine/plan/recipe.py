@@ -34,25 +34,23 @@ _FROM_SCRATCH = "resnet10t"  # more accurate than the ViT of folder_small.yaml o
 
 @dataclass(frozen=True)
 class Choice:
-    """A recipe, and values of flags for a layer between the recipe and the given options.
+    """Values of flags by name, for a layer below the given options; -cfg is the recipe.
 
-    file: of the recipe. flags: by name, without -opts; options: of -opts. reason: why. warning: that another recipe may
-    be meant; "" without one.
+    reason: why. warning: that another recipe may be meant; "" without one.
     """
 
-    file: Path
+    flags: dict[str, Any]
     reason: str
-    flags: dict[str, Any] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
     warning: str = ""
 
     def words(self) -> list[str]:
         """The choice as flags of the command line."""
-        words = [f"-cfg={shown_path(self.file)}"]
-        if self.options:
-            words += ["-opts", *self.options]
+        words = list[str]()
         for name, value in self.flags.items():
-            words.append(f"-{name}" if value is True else f"-{name}={value}")
+            if isinstance(value, list):
+                words += [f"-{name}", *value]
+            else:
+                words.append(f"-{name}" if value is True else f"-{name}={value}")
         return words
 
 
@@ -75,7 +73,7 @@ def choose_recipe(command: Command, context: ProcessContext) -> Command:
 def _choice_for(command: Command) -> Choice | None:
     """The recipe, where it is open; or the recipe of the command with the model of given weights."""
     if command.recipe:
-        return _model_of_weights(command, command.recipe)
+        return _model_of_weights(command)
     config, given = command.config, command.given
     if config.model.resume not in (None, "auto") or config.eval.enabled:
         return None
@@ -88,13 +86,13 @@ def _choice_for(command: Command) -> Choice | None:
     if given.get("MODEL.TYPE") == "timm" and "MODEL.NAME" in given and not command.flags.model:
         model = {"model": config.model.name}  # as a key of -opts it would keep the layers of a recipe
         choice = _choose(replace(command, flags=argparse.Namespace(**vars(command.flags) | model)))
-        return choice and replace(choice, flags=model | choice.flags)
+        return choice and replace(choice, flags=choice.flags | model)
     keys = {key.partition(".")[0] for key in keys_of("MODEL", given)}
     has_timms_model = command.flags.model or config.model.pretrained == "timm"
     return _choose(command) if has_timms_model or keys <= OF_EVERY_MODEL else None
 
 
-def _model_of_weights(command: Command, recipe: Path) -> Choice | None:
+def _model_of_weights(command: Command) -> Choice | None:
     """The recipe of a fine-tuning with the model of the given weights, if none is given."""
     flags, given = command.flags, command.given
     fine_tunes = given.get("MODEL.HEAD") == "probe" or given.get("MODEL.TUNE")  # a recipe with timm's weights
@@ -103,27 +101,26 @@ def _model_of_weights(command: Command, recipe: Path) -> Choice | None:
     if is_other or not (fine_tunes and os.path.exists(flags.pretrained or "")):
         return None
     weights = _describe_given_weights(command)
-    if f"MODEL.NAME={as_option(command.config.model.name)}" in weights.options:
-        return None  # the recipe is for this model, and may have other options of it
-    if weights.flags or weights.options:
-        return Choice(recipe, weights.reason, weights.flags, weights.options)
-    return None
+    if not weights.flags or f"MODEL.NAME={as_option(command.config.model.name)}" in weights.flags.get("opts", ()):
+        return None  # the recipe may be for this model, and have other options of it
+    return Choice({"cfg": flags.cfg} | weights.flags, weights.reason)
 
 
 def _with_choice(command: Command, choice: Choice) -> Command:
     """The command as if the words of the choice stood before its own."""
-    chosen = read_options(command.argv, _with_flags(command.flags, choice), command.script)
+    chosen = read_options(command.argv, _with_flags(command.flags, choice.flags), command.script)
     words = shlex.join(choice.words())
     same = f"python {command.script} {words} {shlex.join(command.argv)}"
     notes = (Note("log", f"The same: {same}"), *chosen.notes)
     if choice.warning:
         notes = (Note("warning", choice.warning), *notes)
-    return replace(chosen, recipe=shown_path(choice.file), notes=notes, choice=f"{words} ({choice.reason})")
+    return replace(chosen, notes=notes, choice=f"{words} ({choice.reason})")
 
 
-def _with_flags(given: argparse.Namespace, choice: Choice) -> argparse.Namespace:
-    options = [*choice.options, *given.opts]
-    return argparse.Namespace(**vars(given) | choice.flags | {"cfg": str(choice.file), "opts": options})
+def _with_flags(given: argparse.Namespace, flags: dict[str, Any]) -> argparse.Namespace:
+    """The flags of a command line that begins with `flags`."""
+    options = [*flags.get("opts", ()), *given.opts]
+    return argparse.Namespace(**vars(given) | flags | {"opts": options})
 
 
 def _choose(command: Command) -> Choice | None:
@@ -138,18 +135,18 @@ def _choose(command: Command) -> Choice | None:
 
     def choice_if(trains: bool) -> Choice:
         name, epochs = recipe_follows_data(images, weights.exist, on_cpu, trains, probes)
-        flags = weights.flags | _own_flags(command, name, images, epochs, on_cpu)
-        reason = f"{images:,} images; {weights.reason}"
-        return Choice(_recipe(name), reason, flags, weights.options, _warning_of(command, name, images))
+        flags = _recipe(name) | weights.flags | _own_flags(command, name, images, epochs, on_cpu)
+        return Choice(flags, f"{images:,} images; {weights.reason}", _warning_of(command, name, images))
 
     choice = choice_if(command.flags.profile or any(key.startswith(("TRAIN.", "MODEL.TUNE")) for key in given))
-    if choice.file.stem == "probe" and not probes and not _has_linear_head(_with_choice(command, choice)):
+    is_probe = choice.flags["cfg"] == _recipe("probe")["cfg"]
+    if is_probe and not probes and not _has_linear_head(_with_choice(command, choice)):
         return choice_if(trains=True)
     return choice
 
 
-def _recipe(name: str) -> Path:
-    return Path(__file__).parents[2] / "configs" / f"{name}.yaml"
+def _recipe(name: str) -> dict[str, Any]:
+    return {"cfg": str(shown_path(Path(__file__).parents[2] / "configs" / f"{name}.yaml"))}
 
 
 def _warning_of(command: Command, name: str, images: int) -> str:
@@ -255,12 +252,11 @@ def _follow_model(command: Command) -> Command:
 
 @dataclass(frozen=True)
 class FoundWeights:
-    """exist: whether there are weights to start from. flags, options: the model that they describe."""
+    """exist: whether there are weights to start from. flags: of the model that they describe."""
 
     exist: bool
     reason: str
     flags: dict[str, Any] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
 
 
 def _weights_to_start_from(command: Command) -> FoundWeights:
@@ -294,16 +290,16 @@ def _describe_given_weights(command: Command) -> FoundWeights:
         source = weights if weights.startswith(HUB) else f"{LOCAL}{Path(weight_file(weights)).parent}"
         return replace(found, flags={"model": source})
     described = {key: value for key, value in section.items() if key not in OF_EVERY_MODEL and value is not None}
-    return replace(found, options=tuple(f"MODEL.{key}={as_option(value)}" for key, value in described.items()))
+    options = [f"MODEL.{key}={as_option(value)}" for key, value in described.items()]
+    return replace(found, flags={"opts": options}) if options else found
 
 
 def _find_timms_weights(command: Command) -> FoundWeights:
     """Of the model that finetune.yaml has with the given options."""
     from models.timm_model import published_on_hub
 
-    fine_tuned = Choice(_recipe("finetune"), "")
     try:
-        options = read_layers(_with_flags(command.flags, fine_tuned), evaluates=False)
+        options = read_layers(_with_flags(command.flags, _recipe("finetune")), evaluates=False)
         model_follows_source(options)
         name = str(options.get("MODEL.NAME"))
         pretrained = str(options.get("MODEL.PRETRAINED"))

@@ -76,6 +76,7 @@ def torchscript(path: Path) -> None:
 NORM = "encoder.encoder_norm.bias"
 ENCODING = b"X\x01\x00\x00\x00aX\x08\x00\x00\x00punycode"
 LONG = {f"layer{i}\n\x1b[2J" + "x" * 1000: torch.ones(1) for i in range(9)}
+UNKNOWN = r"is no file of weights [^\n]*safetensors"
 NO_TENSORS = "contains no dict of tensors"
 DAMAGED = "is damaged"
 REFUSED = {  # ending, content or what writes it, words of the line
@@ -104,12 +105,12 @@ REFUSED = {  # ending, content or what writes it, words of the line
     "a dict in itself": ("pth", ITSELF, NO_TENSORS),
     "TorchScript": ("pt", torchscript, "contains a pickled object"),
     "Git LFS": ("pt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
-    "torch.export's": ("pt2", archive_of("model/models/model.json"), "is a program of torch.export; [^\n]*safetensors"),
-    "ONNX": ("onnx", b"\x08\n\x12\x07pytorch", "is a program of ONNX; [^\n]*safetensors"),
-    "Keras'": ("keras", archive_of("model.weights.h5"), "is a model of Keras; [^\n]*safetensors"),
-    "an archive": ("zip", archive_of("weights.pth"), "is an archive"),
-    "an archive, renamed": ("pth", archive_of("weights.txt"), "none of the known formats"),
-    "PaddlePaddle's, renamed": ("pth", lambda path: pickled(path, paddle_state()), "none of the known formats"),
+    "torch.export's": ("pt2", archive_of("model/models/model.json"), UNKNOWN),
+    "ONNX": ("onnx", b"\x08\n\x12\x07pytorch", UNKNOWN),
+    "Keras'": ("keras", archive_of("model.weights.h5"), UNKNOWN),
+    "an archive": ("zip", archive_of("weights.pth"), UNKNOWN),
+    "an archive, renamed": ("pth", archive_of("weights.txt"), UNKNOWN),
+    "PaddlePaddle's, renamed": ("pth", lambda path: pickled(path, paddle_state()), UNKNOWN),
     "torch's, renamed": ("pdparams", lambda path: torch.save(VIT, path), DAMAGED),
     "bytes that unpack to many": ("pth", inflated, "would unpack from"),
     "bytes that unpack to many, npz": ("npz", inflated, "would unpack from"),
