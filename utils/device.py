@@ -86,8 +86,10 @@ def check_runs_kernels(device: torch.device) -> None:
     except RuntimeError as error:
         if "no kernel image" not in str(error):
             raise
-        problem = f"GPU {torch.cuda.get_device_name(device)}: torch {torch.__version__} has no code for it"
-        raise Unavailable(f"{problem}; install a build for it; {_ON_CPU}") from None
+        raise Unavailable(
+            f"GPU {torch.cuda.get_device_name(device)}: torch {torch.__version__} has no code for it; "
+            f"install a build for it; {_ON_CPU}"
+        ) from None
 
 
 def device_name(device: torch.device) -> str:

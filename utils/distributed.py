@@ -214,8 +214,10 @@ def _meet(
         limit_seconds,
         None if rank else lambda: f"{describe()}, at most {limit_seconds:g} s",
     ):
-        compare = "compare RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of all ranks"
-        raise Unavailable(f"{describe()}, for {limit_seconds:g} s now; read the output there, and {compare}")
+        raise Unavailable(
+            f"{describe()}, for {limit_seconds:g} s now; read the output there, and "
+            "compare RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of all ranks"
+        )
     if rank == 0:
         store.set(of_all, json.dumps([text.decode() for text in store.multi_get(keys)]))
     return tuple(json.loads(store.get(of_all)))
@@ -225,8 +227,10 @@ def _check_devices(types: Sequence[str], hosts: Sequence[str]) -> None:
     """Raises UserError: some ranks have a GPU and others have none, and they would wait for each other."""
     for other, of_other in enumerate(types):
         if of_other != types[0]:
-            problem = f"rank 0 ({hosts[0]}) uses {types[0]}, but rank {other} ({hosts[other]}) uses {of_other}"
-            raise UserError(f"{problem}; start all with the same -device and with GPUs on every host, or on none")
+            raise UserError(
+                f"rank 0 ({hosts[0]}) uses {types[0]}, but rank {other} ({hosts[other]}) uses {of_other}; "
+                "start all with the same -device and with GPUs on every host, or on none"
+            )
 
 
 def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
@@ -362,11 +366,13 @@ class RankExchange:
                 if _has_lost_connection(error):
                     raise
                 if "Too many open files" in str(error):
-                    fix = "raise the limit (ulimit -n 65536)"
-                    raise Unavailable(f"too many open files for the connections between ranks; {fix}") from error
-                problem = f"the hosts of this run cannot reach each other ({error})"
-                fix = "set GLOO_SOCKET_IFNAME to the name of their common network interface"
-                raise Unavailable(f"{problem}; {fix}") from error
+                    raise Unavailable(
+                        "too many open files for the connections between ranks; raise the limit (ulimit -n 65536)"
+                    ) from error
+                raise Unavailable(
+                    f"the hosts of this run cannot reach each other ({error}); "
+                    "set GLOO_SOCKET_IFNAME to the name of their common network interface"
+                ) from error
 
     def swap(self, request: int, seconds: Sequence[float] | None = None) -> tuple[int, torch.Tensor | None]:
         """Sends the request; returns the greatest request of the previous call, 0 at first, and the times of all ranks.
@@ -401,9 +407,10 @@ def _report_full_gpu() -> Iterator[None]:
         shortage = find_shortage(error)
         if not (shortage and shortage.on_gpu):
             raise
-        problem = f"out of GPU memory at the start ({shortage.reason})"
-        fix = "another process may use the GPU: end it (see nvidia-smi), or set CUDA_VISIBLE_DEVICES to other GPUs"
-        raise Unavailable(f"{problem}; {fix}") from error
+        raise Unavailable(
+            f"out of GPU memory at the start ({shortage.reason}); "
+            "another process may use the GPU: end it (see nvidia-smi), or set CUDA_VISIBLE_DEVICES to other GPUs"
+        ) from error
 
 
 def _claim_device(store: dist.Store, local_rank: int, local_world_size: int, wanted: str | None = None) -> torch.device:
@@ -418,7 +425,9 @@ def _claim_device(store: dist.Store, local_rank: int, local_world_size: int, wan
     check_runs_kernels(device)
     identity = torch.cuda.get_device_properties(device).uuid
     if store.add(f"processes on {identity}", 1) > 1:
-        problem = f"GPUs: {local_world_size} processes on this host, but {gpus} visible to rank {os.environ['RANK']}"
-        raise Unavailable(f"{problem}; start one process per GPU")
+        raise Unavailable(
+            f"GPUs: {local_world_size} processes on this host, but {gpus} visible to rank {os.environ['RANK']}; "
+            "start one process per GPU"
+        )
     torch.cuda.set_device(device)
     return device

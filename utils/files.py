@@ -129,8 +129,10 @@ def own_file(path: str, flags: int) -> int:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except PermissionError:
         if os.path.exists(path) and os.stat(path).st_uid == os.geteuid():
-            fix = f"chmod -R u+w {shlex.quote(str(Path(path).parent))}"
-            raise UserError(f"{path}: is read-only; make the files of its folder writable: {fix}") from None
+            raise UserError(
+                f"{path}: is read-only; make the files of its folder writable: "
+                f"chmod -R u+w {shlex.quote(str(Path(path).parent))}"
+            ) from None
         raise
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):
@@ -368,9 +370,11 @@ def verify_checksum(path: Path, required: bool = False) -> None:
         comment = file.read()
         if not comment.startswith(_CHECKSUM_PREFIX):
             if required:
-                problem = f"{path}: is damaged or not a checkpoint of this project (no checksum)"
-                fix = f"-resume={shlex.quote(str(path.parent))} takes another one of this run"
-                raise UserError(f"{problem}; {fix}, and -pretrained the weights of another program")
+                raise UserError(
+                    f"{path}: is damaged or not a checkpoint of this project (no checksum); "
+                    f"-resume={shlex.quote(str(path.parent))} takes another one of this run, "
+                    "and -pretrained the weights of another program"
+                )
             return
         file.seek(0)
         sha256 = hashlib.sha256()

@@ -105,8 +105,10 @@ class BatchReader(Dataset[Batch | UserError]):
         except UserError as error:
             return error
         except MemoryError as error:  # of a decoder: with the name of the image
-            fix = "lower -num_workers or -batch_size; if one image is large, shrink it or lower DATA.MAX_PIXELS"
-            return Unavailable(f"out of host memory{''.join(f' ({one})' for one in error.args)}; {fix}")
+            return Unavailable(
+                f"out of host memory{''.join(f' ({one})' for one in error.args)}; "
+                "lower -num_workers or -batch_size; if one image is large, shrink it or lower DATA.MAX_PIXELS"
+            )
 
     def _read(self, keys: list[Key], images: torch.Tensor) -> Batch:
         """images: memory for the batch, uint8 (B or more, C, S, S)."""

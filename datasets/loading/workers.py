@@ -253,8 +253,10 @@ class _WorkerWait:
                     raise Unavailable(problem) from error
                 seconds += self.poll_seconds
                 message = self._thread.submit(receive)
-        problem = f"no loading worker has answered for {self.limit_seconds:.0f} s"
-        raise Unavailable(f"{problem}; check that the disk of DATA.DATA_PATH responds, or raise TIMEOUT_SECONDS")
+        raise Unavailable(
+            f"no loading worker has answered for {self.limit_seconds:.0f} s; "
+            "check that the disk of DATA.DATA_PATH responds, or raise TIMEOUT_SECONDS"
+        )
 
 
 def _exhausted_resource(error: Exception) -> str | None:

@@ -101,8 +101,10 @@ class TarShards(Source):
         missing = np.flatnonzero(samples.targets < 0)
         if len(missing):
             share = f"{len(missing):,} of the {len(samples):,} images of the split {split} have none"
-            fix = "add KEY.cls, a label in KEY.json, or a folder per class"
-            samples.findings.append(f"{samples.name(missing[0])}: has no label ({share}); {fix}")
+            samples.findings.append(
+                f"{samples.name(missing[0])}: has no label ({share}); "
+                "add KEY.cls, a label in KEY.json, or a folder per class"
+            )
         if self._several is None:
             return samples
         return samples.with_arrays(targets=self._several[samples.targets])

@@ -82,8 +82,9 @@ def _expand(pattern: str) -> list[str]:
         if in_ranges <= MAX_NAMES:  # `braceexpand` lists each range as a whole
             names = list(islice(braceexpand(pattern, escape=False), MAX_NAMES + 1))
     except (ValueError, RecursionError):
-        problem = f"the braces of the pattern {shorten(pattern)} are not balanced or too deep"
-        raise UserError(f"DATA.DATA_PATH: {problem}") from None
+        raise UserError(
+            f"DATA.DATA_PATH: the braces of the pattern {shorten(pattern)} are not balanced or too deep"
+        ) from None
     if not 0 < len(names) <= MAX_NAMES:
         raise UserError(f"DATA.DATA_PATH: the pattern {shorten(pattern)} has more than {MAX_NAMES:,} names; shorten it")
     return names
@@ -149,9 +150,10 @@ def find_shards(store: ShardStore, names: Sequence[str] = ()) -> FoundShards:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             key = ".".join(map(str, first["loc"]))
-            problem = f"{shorten(key)}: {first['msg'].removeprefix('Value error, ')}"
-            fix = "correct it, or give a pattern of names instead"
-            raise UserError(f"{store.url(INFO_FILE)}: {problem}; {fix}") from None
+            raise UserError(
+                f"{store.url(INFO_FILE)}: {shorten(key)}: {first['msg'].removeprefix('Value error, ')}; "
+                "correct it, or give a pattern of names instead"
+            ) from None
         splits = {SPLIT_NAMES[name]: sorted(split.filenames) for name, split in info.splits.items()}
         label_key = next(iter(info.splits.values())).alt_label or ""
         return FoundShards(splits, class_names=info.class_names or [], label_key=label_key)
@@ -166,8 +168,10 @@ def find_shards(store: ShardStore, names: Sequence[str] = ()) -> FoundShards:
             files += store.list_folder(folder)[0]
     shards = [file for file in files if _is_name(file)]
     if not shards:
-        fix = "check it, or use -dataset=folder for images"
-        raise UserError(f"DATA.DATA_PATH: {store.root}: has no shard (*{_SUFFIX}, not compressed); {fix}")
+        raise UserError(
+            f"DATA.DATA_PATH: {store.root}: has no shard (*{_SUFFIX}, not compressed); "
+            "check it, or use -dataset=folder for images"
+        )
     return _split_by_name(shards, store)
 
 

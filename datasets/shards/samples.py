@@ -137,8 +137,10 @@ class ShardCache:
         excess = sum(state.st_size for state in files.values()) + num_bytes - max_bytes
         unused = {path: state for path, state in files.items() if path.suffix == _COMPLETE and path not in keep}
         if excess > sum(state.st_size for state in unused.values()):
-            problem = f"no room for more shards ({max(0, max_bytes) / 1e9:.1f} GB)"
-            self._warn(f"samples are read from their source: {problem}; raise DATA.CACHE_GB, or free space")
+            self._warn(
+                f"samples are read from their source: no room for more shards ({max(0, max_bytes) / 1e9:.1f} GB); "
+                "raise DATA.CACHE_GB, or free space"
+            )
             return False
         for path in sorted(unused, key=lambda path: unused[path].st_mtime):
             if excess <= 0:

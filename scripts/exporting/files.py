@@ -206,8 +206,10 @@ def _write_transformers(model: Any, trained: TrainedModel, path: Path, kind: str
     data = trained.config.data
     names = trained.class_names or ()
     if "Classification" not in type(model).__name__ or data.resize == "pad":
-        problem = f"transformers has no classifier of a {type(model).__name__}, or none that pads images"
-        raise UserError(f"-format hf: {problem}; use another format")
+        raise UserError(
+            f"-format hf: transformers has no classifier of a {type(model).__name__}, or none that pads images; "
+            "use another format"
+        )
     model.config.update({"problem_type": kind, "dtype": "float32"})
     if names:
         model.config.id2label = dict(enumerate(names))

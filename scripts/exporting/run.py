@@ -130,9 +130,10 @@ def read_reference(file: Path, model: nn.Module, config: Config) -> Reference:
             error, f"-check {file}: cannot be read ({reason}); give an .npz file with images and logits"
         ) from None
     if images.shape[1:] != shape or logits.shape != (len(images), classes) or len(images) < 2:
-        text = f"-check {file}: images are {tuple(images.shape)}, logits {tuple(logits.shape)}"
-        need = f"the model needs (N, *{shape}) and (N, {classes}), N at least 2"
-        raise UserError(f"{text}; {need}: set DATA.IMAGE_SIZE or MODEL.NUM_CLASSES")
+        raise UserError(
+            f"-check {file}: images are {tuple(images.shape)}, logits {tuple(logits.shape)}; "
+            f"the model needs (N, *{shape}) and (N, {classes}), N at least 2: set DATA.IMAGE_SIZE or MODEL.NUM_CLASSES"
+        )
     reference = Reference(images, logits, f"images of {file}")
     reference.check_spread()
     reference.check(model.eval(), f"-check {file}", "give the images and logits of these weights")

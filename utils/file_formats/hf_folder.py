@@ -58,8 +58,10 @@ def weight_file(source: str) -> str:
     names = _weight_names(is_of_timm(read_config(folder)))
     if found := next(filter(os.path.isfile, (folder / name for name in names)), None):
         return str(found)
-    fix = "add them; from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers makes them of a pytorch_model.bin"
-    raise UserError(f"{folder}: has {CONFIG}, but no {' or '.join(names)}; {fix}")
+    raise UserError(
+        f"{folder}: has {CONFIG}, but no {' or '.join(names)}; "
+        "add them; from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers makes them of a pytorch_model.bin"
+    )
 
 
 def _weight_names(of_timm: bool) -> tuple[str, ...]:

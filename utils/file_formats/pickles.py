@@ -41,8 +41,9 @@ def checked_archive_bytes(file: Path) -> int:
     except Exception as error:  # BadZipFile, UnicodeDecodeError, struct.error, ...
         raise error_from(error, f"{file}: is a damaged archive ({type(error).__name__}); give another file") from error
     if unpacked > _FREE_BYTES + _MAX_EXPANSION * size:
-        problem = f"{file}: would unpack from {size} to {unpacked} bytes, far more than weights do"
-        raise UserError(f"{problem}; give another file")
+        raise UserError(
+            f"{file}: would unpack from {size} to {unpacked} bytes, far more than weights do; give another file"
+        )
     return unpacked
 
 

@@ -82,9 +82,10 @@ def detect_launcher() -> str | None:
         launcher = "torchrun"
     if environ.get("WORLD_SIZE", count) != count or (launcher is None and "RANK" in environ):
         # A PyTorchJob of Kubernetes sets RANK to the pod, WORLD_SIZE to pods x processes (kubeflow/trainer#1840).
-        problem = "RANK or WORLD_SIZE without LOCAL_RANK: this process cannot know its rank"
-        fix = "start torchrun on every host or pod, or unset RANK and WORLD_SIZE to train on this host alone"
-        raise UserError(f"{problem}; {fix}")
+        raise UserError(
+            "RANK or WORLD_SIZE without LOCAL_RANK: this process cannot know its rank; "
+            "start torchrun on every host or pod, or unset RANK and WORLD_SIZE to train on this host alone"
+        )
     if launcher in (None, "torchrun"):
         fix = "start torchrun on each host (docs/clusters.md), or unset {} to train on this host alone"
         _refuse_several((*_OTHER_COUNTS, _TORCHRUN_NODES), f"every node or process would train apart; {fix}")
@@ -280,8 +281,9 @@ def launch_processes(script: str, argv: list[str], num_processes: int, folder: s
     except SignalException as error:  # before all ranks have started: those that have end with this process
         raise Interrupted(error.sigval) from None
     except OSError as error:
-        problem = f"-ngpus: the ranks cannot start ({error.strerror})"
-        raise Unavailable(f"{problem}; raise ulimit -u and -n, or lower -ngpus") from error
+        raise Unavailable(
+            f"-ngpus: the ranks cannot start ({error.strerror}); raise ulimit -u and -n, or lower -ngpus"
+        ) from error
     finally:
         handle_signals(signal.SIG_IGN)
         _send(groups, signal.SIGKILL)
