@@ -29,8 +29,6 @@ from utils.torch_compat import WithoutValues
 _ON_CPU = 'to run on the CPU: -device cpu (entry scripts), or CUDA_VISIBLE_DEVICES=""'
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of glibc's mallopt
-_NEVER_TRIM = -1
-_NO_MMAP = 0
 
 
 def visible_gpus(wanted: str | None = None) -> int:
@@ -179,8 +177,8 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
-        mallopt(_TRIM_THRESHOLD, _NEVER_TRIM)
-        mallopt(_MMAP_MAX, _NO_MMAP)
+        mallopt(_TRIM_THRESHOLD, -1)  # never
+        mallopt(_MMAP_MAX, 0)
 
 
 # Notes on an exception (`BaseException.add_note`): where it was raised.

@@ -52,7 +52,6 @@ _LOW_BYTES = {_GREY_ALPHA: "ARGB"} | {
     for channels in ("RGB", "RGBA", "RGBX")
     for order, other in ("LB", "BL", "NB")  # N: as this machine stores numbers, the low byte first
 }
-_AS_STORED = 0  # torchvision's ImageReadMode.UNCHANGED: gray stays gray
 _FIX = "replace or remove it"
 
 Image.MAX_IMAGE_PIXELS = None  # `_check_cost` has the limit
@@ -83,7 +82,7 @@ def _find_jpeg_decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:
             torch.ops.load_library(library)
     with contextlib.suppress(AttributeError):
         decode = torch.ops.image.decode_jpeg
-        return lambda data: decode(data, _AS_STORED)
+        return lambda data: decode(data, 0)  # ImageReadMode.UNCHANGED: gray stays gray
     return None
 
 

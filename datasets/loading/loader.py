@@ -49,7 +49,6 @@ _TARGET_TYPES = {1: torch.int64, 2: torch.int8}  # by the number of dimensions: 
 _TIMEOUT_SHARE = 0.9
 _MAX_WARNINGS = 10  # about images in the log of the run; more are in the log of the rank
 _SOURCE_TIMEOUT_SHARE = 0.8  # after which a worker gives up a server: before its rank stops waiting for it
-_BAD_COLUMNS = ("path", "reason")
 _SAMPLED = 128  # images of a split, whose headers give the size of all in a cache
 
 
@@ -76,7 +75,7 @@ class BadImageList:
         if not new:
             return
         with open(self.file, "a", newline="", encoding="utf-8", opener=own_file) as file:
-            header = [] if file.tell() else [_BAD_COLUMNS]
+            header = [] if file.tell() else [("path", "reason")]
             csv.writer(file).writerows(header + new)
         self._listed |= rows.keys()
 

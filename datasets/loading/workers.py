@@ -42,7 +42,6 @@ _CAUSES: dict[int, str] = {
     signal.SIGBUS: f"probably because /dev/shm is full; {SHARED_MEMORY_FIX}",
 }
 _WORKER_FILES, _OTHER_FILES = 8, 16  # descriptors: pipes and batches of a worker; checkpoints and logs
-_FILES_FIX = "raise the limit (ulimit -n 65536), or lower -num_workers"
 
 
 def default_num_workers(share: CoreShare, on_gpu: bool) -> int:
@@ -262,7 +261,7 @@ class _WorkerWait:
 def _exhausted_resource(error: Exception) -> str | None:
     code = getattr(error, "errno", None)
     if code == errno.EMFILE or str(error).startswith("Too many open files"):
-        return f"too many open files for loading workers; {_FILES_FIX}"
+        return "too many open files for loading workers; raise the limit (ulimit -n 65536), or lower -num_workers"
     if code == errno.ENOSPC:
         return f"shared memory is full: no room for loading workers; {SHARED_MEMORY_FIX}"
     return None

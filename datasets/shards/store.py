@@ -110,7 +110,6 @@ _CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
 }
-_SERVER = "check the server, then resume"
 # The first three are addresses of machines in a cloud.
 _CREDENTIAL = re.compile("/latest/api/token|/latest/meta-data|/computeMetadata/|redential|ervice account")
 _METADATA_SECONDS = 15.0
@@ -185,7 +184,7 @@ class RemoteFiles:
             return Problem("no credentials are found, or they cannot be used", credentials, _METADATA_SECONDS)
         if status:
             retry_seconds = math.inf if _PASSING_STATUS.match(status) else 0.0
-            return Problem(f"the server answers with status {status}", _SERVER, retry_seconds)
+            return Problem(f"the server answers with status {status}", "check the server, then resume", retry_seconds)
         return next((problem for part, problem in _CAUSES.items() if part in text), _UNREACHABLE)
 
     def list_folder(self, folder: str) -> tuple[list[str], list[str]]:

@@ -29,7 +29,6 @@ from datasets.sources.samples import UNKNOWN
 from utils.errors import UserError
 
 Box = tuple[int, int, int, int]  # top, left, height, width in pixels
-_NUMPY_SEEDS = 2**63 - 1
 
 
 class Mixup(nn.Module):
@@ -57,7 +56,7 @@ class Mixup(nn.Module):
         is_off = in_first_plan(epoch, self.plans) >= self.off_epoch
         if is_off or not (self.mixup_alpha or self.cutmix_alpha):
             return images, targets
-        rng = np.random.default_rng(int(torch.randint(_NUMPY_SEEDS, ())))
+        rng = np.random.default_rng(int(torch.randint(2**63 - 1, ())))
         weight, box = self.draw(rng, *images.shape[-2:])
         if weight == 1 and box is None:
             return images, targets

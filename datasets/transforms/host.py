@@ -45,8 +45,6 @@ _RAND_AUGMENT = (
     *("ShearX", "ShearY", "TranslateX", "TranslateY"),
 )  # all effects increase with the magnitude
 _LAYER_PROBABILITY = 0.5
-_TORCH_SEED_BITS = 63
-_NUMPY_SEED_BITS = 32
 
 Policy = Callable[[Image.Image, random.Random], Image.Image]
 _Operation = Callable[[Image.Image], Image.Image]
@@ -139,7 +137,7 @@ def timm_policy(
     """
     module = timm_policies()
     module.random = rng
-    module.np.random.seed(rng.getrandbits(_NUMPY_SEED_BITS))
+    module.np.random.seed(rng.getrandbits(32))
     return _build(policy, size, mean, interpolation)(image)
 
 
@@ -181,7 +179,7 @@ def _build(policy: str, size: int, mean: tuple[float, ...], interpolation: str) 
 def torchvision_policy(policy: str, interpolation: str, image: Image.Image, rng: random.Random) -> Image.Image:
     """TrivialAugmentWide (Müller and Hutter, 2021), RandAugment, AutoAugment or AugMix as torchvision has them."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(rng.getrandbits(_TORCH_SEED_BITS))
+        torch.default_generator.manual_seed(rng.getrandbits(63))
         changed: Image.Image = _of_torchvision(policy, interpolation)(image)
     return changed
 

@@ -179,7 +179,6 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("row", choices=ROWS)
     parser.add_argument("-other", type=Path, help="a clone of another version")
-    parser.add_argument("-turns", type=int, default=3)
     parser.add_argument("-here", action="store_true", help="measure in this process, of the clone in PYTHONPATH")
     arguments = parser.parse_args(argv)
     if arguments.here:
@@ -187,7 +186,7 @@ def main(argv: list[str]) -> None:
         return
     clones = [clone for clone in (arguments.other, Path(__file__).parents[2]) if clone]
     found: dict[Path, list[dict[str, float]]] = {clone: [] for clone in clones}
-    for clone in clones * arguments.turns:
+    for clone in clones * 3:
         environment = os.environ | {"PYTHONPATH": str(clone.absolute()), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, __file__, arguments.row, "-here"]
         ran = subprocess.run(command, env=environment, cwd=clone, capture_output=True, text=True, check=True)
