@@ -231,8 +231,9 @@ def locked(path: Path, wait_seconds: float = math.inf, fix: str = "") -> Iterato
 
 @functools.cache
 def _warn_without_locks(folder: Path) -> None:
-    problem = f"nothing is locked, since the file system of {folder} has no flock"
-    logging.getLogger(RUN_LOG).warning(f"{problem}; let one run at a time write there")
+    logging.getLogger(RUN_LOG).warning(
+        f"nothing is locked, since the file system of {folder} has no flock; let one run at a time write there"
+    )
 
 
 _DIGEST_CHARS = 64

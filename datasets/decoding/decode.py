@@ -218,8 +218,8 @@ def errors_as_bad_image(name: Name) -> Iterator[None]:
     except MemoryError as error:
         raise MemoryError(name()) from error
     except UnidentifiedImageError as error:
-        formats = f"{', '.join(FORMATS)}, of 1 to 4 channels"
-        raise BadImage(name(), f"is not an image of a supported format ({formats})", _FIX) from error
+        reason = f"is not an image of a supported format ({', '.join(FORMATS)}, of 1 to 4 channels)"
+        raise BadImage(name(), reason, _FIX) from error
     except Exception as error:  # Pillow raises many types on damaged files
         reason = to_single_line(str(error)) or type(error).__name__
         raise BadImage(name(), f"cannot be decoded ({reason})", _FIX) from error

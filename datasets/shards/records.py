@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial, reduce
 from itertools import groupby, islice
 from operator import attrgetter
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
@@ -91,10 +91,10 @@ class Archive:
         a link, a device, a pipe or a sparse file, is larger than `MAX_FILE_BYTES`, or has an absolute name or one with
         `..`; a global header has a name or a size.
         """
-        file = cast(Any, self)  # has the methods that `tarfile` calls
+        file: Any = self  # has the methods that `tarfile` calls
         try:
             with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
-                tar = cast(Any, archive)
+                tar: Any = archive
                 for header in tar:
                     self._check_member(header, tar.pax_headers)
                     if header.isreg():
@@ -113,8 +113,9 @@ class Archive:
             raise self._header_error()
         end = self.position
         if any(part.tobytes().strip(b"\0") for part in self.parts(1 << 62)):
-            fix = f"join archives with tar -A, not with cat; or {_FIX}"
-            raise self.error(f"has data after its end at byte {end:,}", fix)
+            raise self.error(
+                f"has data after its end at byte {end:,}", f"join archives with tar -A, not with cat; or {_FIX}"
+            )
 
     def parts(self, size: int) -> Iterator[memoryview]:
         """The next `size` bytes, or fewer at the end of the archive, without a copy."""
@@ -161,9 +162,11 @@ class Archive:
             not any(key.startswith(("path", "size", "GNU.sparse.")) for key in global_headers),
         ]
         if not all(checks):
-            problem = f"is no regular file with a relative path, of at most {MAX_FILE_BYTES:,} bytes"
-            fix = "write it as one (tar --dereference --hard-dereference), or leave it out"
-            raise self.error(f"member {shorten(header.name)} {problem}", fix)
+            raise self.error(
+                f"member {shorten(header.name)} is no regular file with a relative path, of at most "
+                f"{MAX_FILE_BYTES:,} bytes",
+                "write it as one (tar --dereference --hard-dereference), or leave it out",
+            )
 
 
 class Record(NamedTuple):
@@ -198,8 +201,10 @@ def read_records(
                 raise archive.error(f"member {shorten(file.name)} occurs twice", "leave one out, or rename it")
             files[file.extension] = file
         if key in keys:
-            problem = f"the files of the sample {shorten(key)} do not follow one another, or it occurs twice"
-            raise archive.error(problem, "sort the files (tar --sort=name), or rename some")
+            raise archive.error(
+                f"the files of the sample {shorten(key)} do not follow one another, or it occurs twice",
+                "sort the files (tar --sort=name), or rename some",
+            )
         keys.add(key)
         try:
             image = _file_of(files, _IMAGES)

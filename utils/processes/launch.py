@@ -67,8 +67,11 @@ def detect_launcher() -> str | None:
     _check_numbers()
     if {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= environ.keys():
         if _is_one_torchrun():
-            fix = "give torchrun --nnodes, or leave it out (docs/clusters.md); unset {} for independent runs"
-            _refuse_several(_OUTER_COUNTS, f"each torchrun would train alone on its host; {fix}")
+            _refuse_several(
+                _OUTER_COUNTS,
+                "each torchrun would train alone on its host; "
+                "give torchrun --nnodes, or leave it out (docs/clusters.md); unset {} for independent runs",
+            )
         return "torchrun"
     launcher = None
     count = "1"
@@ -87,8 +90,11 @@ def detect_launcher() -> str | None:
             "start torchrun on every host or pod, or unset RANK and WORLD_SIZE to train on this host alone"
         )
     if launcher in (None, "torchrun"):
-        fix = "start torchrun on each host (docs/clusters.md), or unset {} to train on this host alone"
-        _refuse_several((*_OTHER_COUNTS, _TORCHRUN_NODES), f"every node or process would train apart; {fix}")
+        _refuse_several(
+            (*_OTHER_COUNTS, _TORCHRUN_NODES),
+            "every node or process would train apart; "
+            "start torchrun on each host (docs/clusters.md), or unset {} to train on this host alone",
+        )
     return launcher
 
 
@@ -147,9 +153,10 @@ def rank_of_process() -> int:
 def check_is_alone() -> None:
     """Raises UserError if this process, or this node, is one of several that a launcher started."""
     _check_numbers()
-    fix = "use main_multi_gpu.py, or unset {}"
-    counts = ("WORLD_SIZE", *_OUTER_COUNTS, _TORCHRUN_NODES)
-    _refuse_several(counts, f"a launcher started several processes, this script uses one; {fix}")
+    _refuse_several(
+        ("WORLD_SIZE", *_OUTER_COUNTS, _TORCHRUN_NODES),
+        "a launcher started several processes, this script uses one; use main_multi_gpu.py, or unset {}",
+    )
 
 
 def torchrun_variables() -> dict[str, str]:
