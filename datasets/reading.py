@@ -21,7 +21,7 @@ from datasets.sources.numbering import check_names, name_numbers, number, rename
 from datasets.sources.rows import Rows, cut, read_rows
 from datasets.sources.samples import ImageFiles, Samples, listing_arrays
 from datasets.sources.share import take_share
-from datasets.sources.shared_arrays import Arrays, StringPacker, share_arrays, to_nfc
+from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Source, Wanted, source_class
 from datasets.sources.tables.files import TABLE_SUFFIXES
 from datasets.sources.tables.rows import read_unlabelled_list
@@ -93,7 +93,7 @@ def read_unlabelled(path: str, data: Data, context: ProcessContext, trained_root
     return _on_all_ranks(read, context)
 
 
-_shared = list[Arrays]()  # until this process exits: workers of other ranks open the files, too
+_shared = list[Rows]()  # until this process exits: workers of other ranks open the files of the arrays, too
 
 
 def _on_all_ranks(read: Callable[[], Rows], context: ProcessContext) -> Rows:
@@ -113,12 +113,6 @@ def _on_all_ranks(read: Callable[[], Rows], context: ProcessContext) -> Rows:
     return found
 
 
-def _with_shared_arrays(_: str, samples: Samples) -> Samples:
-    arrays = share_arrays(samples.arrays)
-    _shared.append(arrays)
-    return samples.changed(arrays=arrays)
-
-
 def _read_per_host(read: Callable[[], Rows], context: ProcessContext) -> Rows:
     """The main process reads, then the first rank of each other host, whose data may differ. The others of a host map
     its arrays; a rank that does not see them, as in a container of its own, reads, too.
@@ -127,7 +121,8 @@ def _read_per_host(read: Callable[[], Rows], context: ProcessContext) -> Rows:
     readers = [rank for rank, host in enumerate(hosts) if host not in hosts[:rank]]
 
     def read_and_share() -> Rows:
-        return read().each(_with_shared_arrays)
+        _shared.append(read())
+        return _shared[-1]
 
     def read_if_due() -> Rows | UserError | None:
         try:
@@ -184,7 +179,7 @@ def check_rows(rows: Rows, wanted: Wanted, context: ProcessContext) -> Rows:
     changes_labels = wanted.class_names or data.classes or data.rename or data.only_classes
     findings = [*rows.findings]
     notes = list[Note]()
-    splits = dict[str, Samples]()
+    splits = {}
     for split, samples in rows.splits.items():
         fitting = samples.with_columns(num_classes) if data.multi_label else samples
         splits[split] = fitting.changed(decoding=decoding)

@@ -24,8 +24,7 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
 
     Every rank must call it. Raises UserError for DATA.MULTI_LABEL and a data set with one label per image.
     """
-    properties = properties_of(data.dataset)
-    if not properties.may_be_table:
+    if not properties_of(data.dataset).may_be_table:
         return data  # its packages may be missing where it is not read
 
     source_class(data.dataset)  # its packages are installed
@@ -91,7 +90,7 @@ def _recognize_folders(data: Data) -> str:
 
 def _are_in_class_folders(root: Path) -> bool:
     """Whether class folders are in the folders of train, else of other splits and of all images, else in `root`."""
-    found = defaultdict[str | None, list[Path]](list)
+    found = defaultdict(list)
     for path in root.glob("*/"):
         found[split_of_images(path.name)].append(path)
     found.pop(None, None)

@@ -208,7 +208,7 @@ def check_same_data(splits: Mapping[str, Samples], context: ProcessContext) -> N
     """
     if context.world_size == 1:
         return
-    texts = dict[str, str]()
+    texts = {}
     for split, samples in splits.items():
         digest = sha256(_fingerprints(samples).data).hexdigest()[:16]
         texts[split] = f"{len(samples)} images in {len(samples.class_names)} classes, digest {digest}"
@@ -255,11 +255,11 @@ def check_images(
     num_images = sum(map(len, files))
 
     def check() -> list[Note]:
-        notes = list[Note]()
-        bad, fingerprints = check_files(files, data.image_channels, _MAX_SECONDS, decode_seconds)
+        notes = []
+        bad, fingerprints = check_files(files, data.image_channels, decode_seconds)
         if data.on_bad_image == "error" and bad:
             if not decode_seconds:  # the run ends in any case: one error names the images that only decoding finds, too
-                bad, _ = check_files(files, data.image_channels, _MAX_SECONDS, _MAX_SECONDS)
+                bad, _ = check_files(files, data.image_channels, _MAX_SECONDS)
             raise error_of([*{image.path: image for image in bad}.values()], num_images)  # two splits may share images
         if num_images > _MOST_CHECKED:
             text = f"{_MOST_CHECKED:,} of {num_images:,} images are checked before the first step: all of some sizes"
@@ -303,9 +303,9 @@ def _decoding_problem(samples: ImageFiles, index: int, channels: int) -> BadImag
 
 
 def check_files(
-    splits: Sequence[ImageFiles], channels: int, seconds: float, decode_seconds: float = 0.0
+    splits: Sequence[ImageFiles], channels: int, decode_seconds: float = 0.0
 ) -> tuple[list[BadImage], np.ndarray]:
-    """Checks as many images as it can within `seconds`, and decodes whole ones for `decode_seconds`, see `_order`.
+    """Checks as many images as it can in half a minute, and decodes whole ones for `decode_seconds`, see `_order`.
 
     Returns the unusable ones in order, and of each file of all splits its size and the CRC-32 of its end, uint64 (N,):
     size << 32 | CRC-32, 0 if not checked.
@@ -315,7 +315,7 @@ def check_files(
 
     def check(places: np.ndarray) -> list[tuple[int, BadImage | None]]:
         found = list[tuple[int, BadImage | None]]()
-        if time.monotonic() > start + seconds:
+        if time.monotonic() > start + _MAX_SECONDS:
             return found
         for place in places.tolist():
             samples, index = _find(splits, place)
@@ -421,7 +421,7 @@ def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray
 
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         digests = [*pool.map(digest_of_file, suspected.tolist())]
-    equal = defaultdict[bytes, list[tuple[ImageFiles, bytes, str]]](list)
+    equal = defaultdict(list)
     for place, digest in zip(suspected.tolist(), digests, strict=True):
         samples, index = _find(splits, place)
         equal[digest].append((samples, samples.targets[index].tobytes(), samples.name(index)))

@@ -149,7 +149,7 @@ def merged_outputs(names: Sequence[str], renames: Mapping[str, str] | None) -> d
     """The outputs of weights that DATA.RENAME merges, by the label that `rename_classes` gives their class."""
     renamed = rename_classes(names, renames)
     label_of = {name: label for label, name in reversed([*enumerate(renamed)])}  # of equal names, the first
-    outputs = defaultdict[int, list[int]](list)
+    outputs = defaultdict(list)
     for label, new in enumerate(new_names(names, renames)):
         outputs[label_of[new]].append(label)
     return {label: of_class for label, of_class in outputs.items() if len(of_class) > 1}

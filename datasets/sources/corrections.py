@@ -11,7 +11,7 @@ from configs.schema import Data
 from configs.yaml_io import find_name, shorten
 from datasets.sources.class_names import list_names, new_names
 from datasets.sources.rows import Rows
-from datasets.sources.samples import ImageFiles, Samples
+from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.source import Wanted
 from datasets.sources.tables.files import Cells, open_columns
@@ -85,8 +85,8 @@ def correct(rows: Rows, wanted: Wanted) -> Rows:
     for cells, places in checked:
         correction_of |= dict.fromkeys(places, unescaped_cell(cells[CORRECTION]))
     used = set[str]()
-    splits = dict[str, Samples]()
-    notes = list[Note]()
+    splits = {}
+    notes = []
     for split, samples in rows.splits.items():
         if type(samples) is not ImageFiles:
             raise UserError(f"DATA.CORRECTIONS needs images in files, but the data set is {data.dataset}; remove it")

@@ -5,7 +5,7 @@ without it: columns, folders, names of files.
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, islice
 from pathlib import Path
@@ -20,8 +20,8 @@ from configs.yaml_io import shorten
 from datasets.sources.class_names import list_names
 from datasets.sources.path_words import label_in, of_level
 from datasets.sources.rows import Rows
-from datasets.sources.samples import ImageFiles, Samples
-from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
+from datasets.sources.samples import ImageFiles
+from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
 from datasets.sources.source import Wanted
 from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import Table, open_table
@@ -192,8 +192,8 @@ def group(rows: Rows, wanted: Wanted) -> Rows:
     if not data.groups:
         return rows
     are_needed = "train" in wanted.splits or (rows.uncut is not None and "all" not in wanted.splits)
-    splits = dict[str, Samples]()
-    notes = list[Note]()
+    splits = {}
+    notes = []
     for split, samples in rows.splits.items():
         splits[split] = samples
         groups = samples.groups
@@ -201,7 +201,13 @@ def group(rows: Rows, wanted: Wanted) -> Rows:
             if groups is None and isinstance(samples, ImageFiles):
                 groups = _find_groups(samples, data, data.groups).strings()
             if groups is not None:
-                check_groups(groups, data, samples.location)
+                missing = np.flatnonzero(np.diff(groups.ends, prepend=0) == 0).tolist()
+                if missing:
+                    images = (
+                        f"{len(missing)} of {len(groups)} images have no group, such as {samples.location(missing[0])}"
+                    )
+                    fix = "write one into the column, the table path,group or the .json, or correct the expression"
+                    raise UserError(f"DATA.GROUPS {shorten(data.groups)}: {images}; {fix}")
                 splits[split] = samples.with_arrays(**to_arrays(groups, "groups"))
         except UserError as error:  # DATA.GROUPS may be of the training
             if are_needed and split != "test":
@@ -214,7 +220,7 @@ def group(rows: Rows, wanted: Wanted) -> Rows:
 def _find_groups(listing: ImageFiles, data: Data, given: str) -> StringPacker:
     """The group of each image, '' without one. given: DATA.GROUPS."""
     place = f"{listing.root}, which has no table"
-    columns = list[str]()
+    columns = []
     if listing.file and properties_of(data.dataset).groups_by == "column":
         table = open_for(listing.file, data)
         place = str(table.file)
@@ -253,14 +259,6 @@ def _groups_in(
     raise_problems(table.file, rows.findings)
     folder = os.path.relpath(listing.root, rows.root)
     return StringPacker(group_of.get(os.path.normpath(os.path.join(folder, path)), "") for path in listing.paths)
-
-
-def check_groups(groups: PackedStrings, data: Data, location: Callable[[int], str]) -> None:
-    """Raises UserError for images without a group."""
-    if missing := np.flatnonzero(np.diff(groups.ends, prepend=0) == 0).tolist():
-        images = f"{len(missing)} of {len(groups)} images have no group, such as {location(missing[0])}"
-        fix = "write one into the column, the table path,group or the .json, or correct the expression"
-        raise UserError(f"DATA.GROUPS {shorten(data.groups)}: {images}; {fix}")
 
 
 def warn_of_shared_groups(rows: Rows, wanted: Wanted) -> Rows:

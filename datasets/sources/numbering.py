@@ -20,7 +20,7 @@ _MAX_NAMED = 5  # classes that are left out
 
 def check_names(rows: Rows, wanted: Wanted) -> Rows:
     """Finds classes with one name, of which one is not in NFC; adds warnings about names that differ only in case."""
-    spellings = defaultdict[str, set[str]](set)
+    spellings = defaultdict(set)
     for name in rows.class_names:
         spellings[name.casefold()].add(name)
     variants = [list_names(sorted(names)) for names in spellings.values() if len(names) > 1]
@@ -140,7 +140,7 @@ def _check_classes(rows: Rows, labels: np.ndarray, known: Sequence[str], source:
     """
     data = wanted.data
     names = rows.class_names
-    missing = {*known}.difference(names)
+    missing = sorted({*known}.difference(names))
     others = [names[label] for label in np.flatnonzero(labels < 0).tolist()]
     needs_all = bool(wanted.class_names) and wanted.trains and not wanted.predicts
     unknown = others
@@ -150,21 +150,17 @@ def _check_classes(rows: Rows, labels: np.ndarray, known: Sequence[str], source:
         unknown = [names[label] for label in np.flatnonzero((_count(rows) > 0) & (labels < 0)).tolist()]
         fix = "rename or remove it"
     advice = ""
-    if len(others) == len(missing) == 1:  # of several, each pair would be a guess
-        (old,) = missing
-        if needs_all:  # DATA.RENAME cannot change in a run
-            advice = f"; if it is {old!r}, give it this name again"
-        elif not data.rename:
-            option = json.dumps({old: others[0]}, ensure_ascii=False)
-            advice = f"; if it is the new name of {old!r}: -opts {shlex.quote(f'DATA.RENAME={option}')}"
-    elif others and missing and not (needs_all or data.rename):
-        advice = "; if classes have new names: -opts 'DATA.RENAME={OLD NAME: NEW NAME, ...}'"
+    if others and missing and not (needs_all or data.rename):  # DATA.RENAME cannot change in a run
+        renames = "{OLD NAME: NEW NAME, ...}"
+        if len(others) == len(missing) == 1:  # of several, each pair would be a guess
+            renames = json.dumps({missing[0]: others[0]}, ensure_ascii=False)
+        advice = f"; if classes have new names: -opts {shlex.quote(f'DATA.RENAME={renames}')}"
     if unknown:
         text = f"{list_names(unknown)}: not a class of {source} ({source} has {list_names(known)})"
         rows = rows.found(f"{data.data_path}: {text}; {fix}{advice}")
     elif advice:
         rows = rows.noted(Note("warning", f"not evaluated: {list_names(others)}{advice}"))
     if needs_all and missing:
-        text = f"{list_names(sorted(missing))}: a class of {source} that the data does not have"
-        rows = rows.found(f"{data.data_path}: {text}; add it")
+        text = f"{list_names(missing)}: a class of {source} that the data does not have"
+        rows = rows.found(f"{data.data_path}: {text}; add it, or give the class its old name again")
     return rows

@@ -84,7 +84,7 @@ def cut(rows: Rows, wanted: Wanted) -> Rows:
     whole = rows.splits[rows.uncut]
     images = whole.names_for_split, whole.targets, whole.groups
     found = cut_images(*images, wanted.data, wanted.splits, wanted.history)
-    splits = dict[str, Samples]()
+    splits = {}
     for split in wanted.splits:
         is_part = found.is_val == (split != "train")
         splits[split] = rows.splits["test"] if split == "test" else whole.select(np.flatnonzero(is_part))

@@ -42,15 +42,12 @@ def share_arrays(arrays: Arrays) -> Arrays:
 
     The folder exists as long as the returned object, at most until this process exits.
     """
-    folder = None
     try:
         folder = TemporaryFolder("samples")
         for name, values in arrays.items():
             np.save(Path(folder.name, f"{name}.npy"), values, allow_pickle=False)
         mapped = MappedArrays(Path(folder.name), arrays)
     except OSError:
-        if folder:
-            folder.cleanup()
         _warn_of_copies()
         return arrays
     weakref.finalize(mapped, folder.cleanup)

@@ -242,11 +242,11 @@ def _before_renaming(paths: PackedStrings, renames: Mapping[str, str] | None, kn
     of_run = np.append(known.trained, _hashes_of(known.listed))
     if not (renames and len(of_run)):
         return paths
-    old_names = defaultdict[str, list[str]](list)
+    old_names = defaultdict(list)
     for old, new in renames.items():
         old_names[new].append(old)
     names = [*paths]
-    before = list[tuple[int, str]]()
+    before = []
     for place in np.flatnonzero(~np.isin(hash_paths(paths), of_run)).tolist():
         parts = to_nfc(names[place]).split("/")
         for level, name in enumerate(parts[:-1]):

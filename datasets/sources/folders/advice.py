@@ -209,8 +209,8 @@ def _labels_in(
         if "split" in columns:
             raise
         return _labels_in(file, {**columns, "split": None}, folder, known)
-    labels = dict[str, str]()
-    held_out = dict[str, str]()
+    labels = {}
+    held_out = {}
     lacks = has_several = False
     for split in dict.fromkeys(layout.split_of.values()) or [None]:
         rows = table_rows(table, data, split)
@@ -377,7 +377,7 @@ def _inner_level(folders: Sequence[Sequence[str]], numbers: bool) -> int | None:
     Each folder of that level has several, and none is in two of them. numbers: their names may all be numbers.
     """
     for level in range(1, min(map(len, folders), default=0)):
-        parents = defaultdict[str, set[str]](set)
+        parents = defaultdict(set)
         for parts in folders:
             parents[parts[level]].add(parts[0])
         sizes = Counter(chain.from_iterable(parents.values()))
@@ -396,7 +396,7 @@ def _expressions(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:
     """
     folders = [path.split("/")[:-1] for path in paths]
     for level in reversed(range(min(map(len, folders), default=0))):
-        parents = defaultdict[str, set[str]](set)
+        parents = defaultdict(set)
         for parts in folders:
             parents[parts[level]].add("/".join(parts[:level]))
         recurs = len(parents) > 1 and (level < split or max(map(len, parents.values())) > 1)

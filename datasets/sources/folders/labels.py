@@ -105,7 +105,7 @@ def without_masks(paths: list[str], labels: str = "") -> tuple[list[str], list[N
 
     A folder whose name is a class by DATA.LABELS is none of masks.
     """
-    of_masks = set[str]()
+    of_masks = set()
     for path in paths:
         named = {*filter(_IS_MASK, path.split("/")[:-1])}
         if named.difference(label_in(labels, path).split("/")):

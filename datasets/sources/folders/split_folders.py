@@ -134,7 +134,7 @@ class SplitFolders:
         self.root = _pass_doubled(given)
         self.names, _ = list_folder(self.root)
         self.top = Folder("", "train", self.root, _in_nfc(self.names))
-        self.marked = dict[str, Folder]()
+        self.marked = {}
         for name in self.names:
             if word := self.word_of(name):
                 path = _pass_doubled(self.root / name)
@@ -236,7 +236,7 @@ class SplitFolders:
         folder = self.folders[split]
         train = self.folders.get("train", folder)
         unread = self.unread(self.splits)
-        excluded = set[str]()
+        excluded = set()
         if train == self.root:
             excluded = {*unread, *(one.name for one in self.splits.values())}
         known = None

@@ -151,7 +151,7 @@ def table_file(root: Path, split: str) -> Path:
 
     Raises UserError: several, none of which is named `split`.
     """
-    stems = set[str]()
+    stems = set()
     with suppress(OSError):
         folders, files = list_directory(root)
         stems = {name.removesuffix(".csv") for name in (*folders, *files)}
@@ -311,7 +311,7 @@ def _find_classes(
     elif classes or kind == "name" or not _are_numbers(in_train, wanted):
         class_names = [*(classes or sorted(in_train))]
         return class_names, _positions(class_names), True
-    numbers = dict[str, str]()
+    numbers = {}
     for name in names:
         if match := _WHOLE_NUMBER.fullmatch(name):
             numbers[name] = match[1]
@@ -349,11 +349,11 @@ def _with_repeated(listing: ImageFiles, kind: str) -> ImageFiles:
     lines = listing.arrays["lines"]
     targets = listing.arrays["targets"]
     _, position, counts = np.unique(listing.arrays["paths_crcs"], return_inverse=True, return_counts=True)
-    rows_of = defaultdict[str, list[int]](list)
+    rows_of = defaultdict(list)
     for index in np.flatnonzero(counts[position] > 1).tolist():
         rows_of[listing.paths[index]].append(index)
-    again = list[int]()
-    joined = list[int]()
+    again = []
+    joined = []
     fix = "remove one"
     if kind != "number":
         fix = "-dataset=csv -opts DATA.MULTI_LABEL=true gives an image the labels of all its rows, or remove one"

@@ -99,8 +99,8 @@ def _files_of_splits(root: Path, card: str) -> dict[str, list[Path]]:
 
     Raises UserError: there are none, some are missing, or the split of one is not clear.
     """
-    by_split = defaultdict[str, list[Path]](list)
-    names = defaultdict[str, set[str]](set)
+    by_split = defaultdict(list)
+    names = defaultdict(set)
     for file, split, name in _places_of(root):
         by_split[split].append(file)
         names[split].add(name)
@@ -232,9 +232,8 @@ class ParquetTable(Table):
                 parquet = _open(file)
                 classes = _class_names(parquet.schema_arrow)
                 for batch in parquet.iter_batches(columns=self._flat):
-                    texts = [_texts(batch[column].to_pylist(), classes.get(column)) for column in self._flat]
-                    for place in range(batch.num_rows):
-                        cells = {column: of_column[place] for column, of_column in zip(self._flat, texts, strict=True)}
+                    for values in batch.to_pylist():
+                        cells = {column: _text(value, classes.get(column)) for column, value in values.items()}
                         cells |= of_folders
                         cells[self.columns["path"]] = f"{name}:{row}"
                         row += 1
@@ -254,10 +253,13 @@ def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
     return {name: tuple(map(to_nfc, names)) for name, names in named.items()}
 
 
-def _texts(values: list[Any], names: tuple[str, ...] | None) -> list[str]:
+def _text(value: Any, names: tuple[str, ...] | None) -> str:
+    """The text of a cell, or the name of its class; '' for null and a number without a name."""
+    if value is None:
+        return ""
     if names is None:
-        return ["" if value is None else str(value).strip() for value in values]
-    return [names[value] if value is not None and 0 <= value < len(names) else "" for value in values]
+        return str(value).strip()
+    return names[value] if 0 <= value < len(names) else ""
 
 
 def _open(file: Path) -> Any:

@@ -112,7 +112,7 @@ def columns_option(data: Data, changes: Columns, several: bool = False) -> str:
     columns = {**data.given_columns, **changes}
     if "cells" in changes:
         columns["cells"] = data.given_columns.get("cells", {}) | changes["cells"]
-    options = list[str]()
+    options = []
     if columns:
         options.append(quote(f"DATA.COLUMNS={json.dumps(columns, ensure_ascii=False)}"))
     if several or (None in columns.get("cells", {}).values() and isinstance(columns.get("label"), list)):

@@ -34,7 +34,7 @@ class JoinedTable(Table):
     ) -> None:
         super().__init__(table.file, dict.fromkeys([*table.header, *more]))
         self._table = table
-        self._added = dict[int, Cells]()
+        self._added = {}
         left_out = Counts()
         for line, cells in table:
             found = added_to(cells)
@@ -88,7 +88,7 @@ def _rows_with(table: Table, names: Iterable[str]) -> list[Cells]:
 
 
 def _by_column(rows: Iterable[Cells], name: str) -> dict[str, list[Cells]]:
-    found = defaultdict[str, list[Cells]](list)
+    found = defaultdict(list)
     for cells in rows:
         found[cells[name]].append(cells)
     return found
@@ -165,7 +165,7 @@ def _events_of(media: Iterable[Cells], events: Iterable[Cells]) -> dict[str, lis
         timed.sort(key=itemgetter(0))
         return timed, max((end - start for start, end, _ in timed), default=0)
 
-    found = dict[str, list[Cells]]()
+    found = {}
     for cells in media:
         time = _seconds(cells["timestamp"])
         timed, longest = timetable(cells["deploymentID"])

@@ -103,7 +103,7 @@ class Rows:
             return []
         folder, name = os.path.split(path)
         if folder not in self._endings:
-            found = self._endings[folder] = dict[str, list[str]]()
+            found = self._endings[folder] = {}
             with contextlib.suppress(OSError):
                 _, files = list_directory(self.root / folder)
                 for stem, ending in map(os.path.splitext, files):
@@ -226,7 +226,7 @@ def _contains(folder: Path, file: Path, sample: Iterable[str]) -> bool:
 
 def _paths_of_names(root: Path, files: Iterable[Path]) -> dict[str, str]:
     """The path in `root` of each name, with its ending and without, that only one image has."""
-    found = defaultdict[str, list[Path]](list)
+    found = defaultdict(list)
     for path in files:
         if path.suffix.lower() in _ENDINGS:
             for name in {path.name, path.stem}:

@@ -117,7 +117,7 @@ def assert_refused(call, *parts):
     """One line contains all parts: the error that `call` raises, or a finding about its samples or their images."""
     try:
         samples = call()
-        messages = list(map(str, (*samples.findings, *check_files([samples], 3, 60)[0])))
+        messages = list(map(str, (*samples.findings, *check_files([samples], 3)[0])))
     except UserError as error:
         messages = [str(error)]
     assert any(all(str(part) in message for part in parts) for message in messages), messages

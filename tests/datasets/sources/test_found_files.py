@@ -64,7 +64,7 @@ def test_files_of_any_name_are_read_by_their_first_bytes(tmp_path, monkeypatch, 
     assert names_of(samples) == [
         *("a/000.jpg", "a/001.jpg", "a/IMG_1.HEIC", "a/photo", "a/x.jfif", "b/000.jpg", "b/001.jpg", "b/002.jpg")
     ]
-    assert [samples.open(index, 3).size for index in range(8)] == [(9, 12)] * 8
+    assert [samples.open(index, 3).pixels.shape for index in range(8)] == [(3, 9, 12)] * 8
     assert len(set(opened)) == 4
 
 

@@ -46,7 +46,7 @@ def samples_of(tmp_path):
 
 
 def reasons(samples):
-    return {image.path.rpartition("/")[2]: image.reason for image in check_files([samples], 3, 60)[0]}
+    return {image.path.rpartition("/")[2]: image.reason for image in check_files([samples], 3)[0]}
 
 
 def test_unusual_but_usable_images_are_not_refused(samples_of):
@@ -120,7 +120,7 @@ def test_headers_of_jpegs_and_pngs_show_all_that_decoding_refuses_but_damaged_pi
     decoded = {Path(image.path).name for image in decode_images([samples, samples], 3)}
     assert decoded == {f"{name}.jpg" for name in REFUSED}
     assert "9500 x 9500 pixels, more than DATA.MAX_PIXELS 64000000" in found["large.png.jpg"]
-    of_gray = [image.path for image in check_files([samples], 1, 60, decode_seconds=60)[0]]
+    of_gray = [image.path for image in check_files([samples], 1, decode_seconds=60)[0]]
     assert len(of_gray) == len(REFUSED) + 1
     assert any(path.endswith("lab.jpg") for path in of_gray)
 

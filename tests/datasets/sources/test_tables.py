@@ -308,7 +308,7 @@ def test_tables_beside_the_images_of_splits(table, tmp_path, kind, cpu):
         for samples in splits:
             assert samples.class_names == ["cat", "dog"]
             assert samples.targets.tolist() == [int(name[-5]) % 2 for name in names_of(samples)]
-            assert samples.open(1, 3).size == (2, 2)
+            assert samples.open(1, 3).pixels.shape == (3, 2, 2)
     write_classes(tmp_path / "train", a=1, b=1)
     write_classes(tmp_path / "validation", a=1, b=1)
     assert recognize_dataset(options(tmp_path), cpu).dataset == "folder"
@@ -328,8 +328,8 @@ def test_tables_beside_the_folders_of_splits(table, tmp_path):
     write_image(tmp_path / "masks" / "0.png")
     write_image(tmp_path / "0.png", size=(3, 3))
     train, val = read(tmp_path)
-    assert train.open(0, 3).size == (3, 3)
-    assert val.open(0, 3).size == (3, 3)
+    assert train.open(0, 3).pixels.shape == (3, 3, 3)
+    assert val.open(0, 3).pixels.shape == (3, 3, 3)
 
 
 TABLE_OR_FOLDERS = """
