@@ -90,7 +90,7 @@ def main(argv: list[str]) -> int:
             return measure_turn(loaders[name], PREFETCH_FACTOR * data.num_workers, flags.seconds, context.device)
 
         names = [*loaders, *programs]
-        compare(SCRIPT, argv, data.batch_size, names, flags.rounds, measure, tables, flags.json, LOADERS)
+        compare(data.batch_size, names, flags.rounds, measure, tables, flags.json, LOADERS)
     return 0
 
 

@@ -146,7 +146,7 @@ def main(argv: list[str]) -> int:
 
         first, *others = contenders
         pairs = [(other, first) for other in others] if flags.modes else RATIOS
-        compare(SCRIPT, argv, size, contenders, flags.rounds, measure, partial(tables, size), flags.json, pairs)
+        compare(size, contenders, flags.rounds, measure, partial(tables, size), flags.json, pairs)
     return 0
 
 

@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
             command = timm_command(flags.timm_train, rest, seed, data, output)
             return {"top1": final_top1(command, output, "summary.csv", "eval_top1")}
 
-        compare(SCRIPT, argv, config.data.batch_size, ("ours", "timm"), flags.seeds, train, tables, flags.json)
+        compare(config.data.batch_size, ("ours", "timm"), flags.seeds, train, tables, flags.json)
     return 0
 
 

@@ -31,8 +31,6 @@ PER_CPU = "images_per_cpu_second"  # other programs of a busy machine hardly cha
 
 
 def compare(
-    script: str,
-    argv: list[str],
     batch_size: int,
     names: Iterable[str],
     rounds: int,
@@ -53,7 +51,7 @@ def compare(
         "load before": f"{_LOAD:.1f} on {os.cpu_count() or 1} cores",
         "torch": torch.__version__,
         "batch size": batch_size,
-        "command": f"python scripts/{script} {shlex.join(argv)}",
+        "command": shlex.join(["python", *sys.argv]),
     }
     table, *others = texts(figures)
     ratios = speed_ratios(figures, pairs)
