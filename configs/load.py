@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import ErrorDetails
 
-from configs.flags import KEY_FLAGS, other_names
+from configs.flags import KEY_FLAGS
 from configs.programs import paddleclas_keys
 from configs.schema.config import known_keys, model_type
 from configs.schema.data import AUTO
@@ -82,8 +82,8 @@ class OptionTable:
     def origin(self, key: str) -> str:
         """'source: ' of the key, of a key below it, or of the value of its section; '' for a default value."""
         for other, row in reversed(self.rows.items()):
-            is_related = f"{other}.".startswith(f"{key}.") or key.startswith(f"{other}.")
-            if row.source and is_related:
+            is_section = key.startswith(f"{other}.") and row.value != {}
+            if row.source and (is_section or f"{other}.".startswith(f"{key}.")):
                 return f"{row.source}: "
         return ""
 
@@ -464,10 +464,11 @@ def _nearest_key(dotted: str, family: str) -> str:
     """A hint for an unknown key: what replaces it, the families that have it, or the nearest known key."""
     if dotted in GONE_KEYS:
         return f", which is gone; {GONE_KEYS[dotted][1]}"
-    of_others = other_names() | paddleclas_keys()
+    of_flags = {flag.name.upper(): flag.key for flag in KEY_FLAGS if flag.key != "NAME"}  # several sections have it
+    others = paddleclas_keys() | of_flags
     for name in (dotted.upper(), dotted.upper().rpartition(".")[2]):
-        if name in of_others:
-            return f"; use {of_others[name]}"
+        if name in others:
+            return f"; use {others[name]}"
     owners = [name for name in MODEL_SECTIONS if dotted in known_keys(name)]
     if owners:
         return f" of MODEL.TYPE {family} (a key of {', '.join(owners[:3])}); remove it"

@@ -215,14 +215,14 @@ def _is_scalar(node: yaml.Node) -> bool:
 def _construct(node: yaml.Node, section: str, lines: dict[str, int]) -> Any:
     """section: '', or the dotted key of the node and a dot. lines: gets the line of each dotted key."""
     if isinstance(node, yaml.SequenceNode) and node.tag == _SEQ:
-        return [_construct_in(section, child, "", {}) for child in node.value]
+        return [_construct(child, f"{section}item.", {}) for child in node.value]
     if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
         return _construct_mapping(node, section, lines)
-    text = node.value
     if not _is_scalar(node):
         raise yaml.MarkedYAMLError(problem=f"the tag {shorten(node.tag)} is not allowed", problem_mark=node.start_mark)
+    is_class = section.startswith(_OF_CLASSES) and section not in _OF_CLASSES
     try:
-        return _READERS[node.tag](text)
+        return node.value if is_class else _READERS[node.tag](node.value)
     except ValueError as error:
         raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from None
 
@@ -244,12 +244,5 @@ def _construct_mapping(node: yaml.MappingNode, section: str, lines: dict[str, in
         if problem:
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
         lines[dotted] = key_node.start_mark.line + 1
-        values[key] = _construct_in(section, value_node, f"{dotted}.", lines)
+        values[key] = _construct(value_node, f"{dotted}.", lines)
     return values
-
-
-def _construct_in(outer: str, node: yaml.Node, section: str, lines: dict[str, int]) -> Any:
-    """outer: the key of the list or mapping of the node, and a dot."""
-    if outer in _OF_CLASSES and _is_scalar(node):
-        return node.value
-    return _construct(node, section, lines)
