@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +128,7 @@ class Strategy:
             optimizer.state[parameter] = tree_map_only(torch.Tensor, partial(_copy_like, parameter), moments)
 
 
+@dataclass(eq=False)
 class DDP(Strategy):
     """Data parallelism: every rank holds the whole model, and gradients are averaged over the ranks.
 
@@ -135,9 +137,8 @@ class DDP(Strategy):
     The hooks keep no state: resuming stays exact.
     """
 
-    def __init__(self, device: torch.device, options: Parallel) -> None:
-        self.device = device
-        self.options = options
+    device: torch.device
+    options: Parallel
 
     def wrap(self, model: nn.Module, images: torch.Tensor) -> nn.Module:
         device_ids = [self.device] if self.device.type == "cuda" else None
@@ -226,7 +227,7 @@ class FSDP(Strategy):
                 f"{self.shards}; set it to one of {', '.join(divisors)}"
             )
 
-    def shard(self, model: nn.Module, average: nn.Module | None = None, dtype_of: DtypeOf = lambda module: None) -> str:
+    def shard(self, model: nn.Module, average: nn.Module | None, dtype_of: DtypeOf) -> str:
         for path, module in model.named_modules():
             if isinstance(module, BatchNorm):
                 raise UserError(

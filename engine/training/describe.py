@@ -156,8 +156,10 @@ def _of_other_batch(train: Train, size: int) -> str:
     # As timm's train.py: linear for SGD (Goyal et al., 2017), else the square root (for Adam: Malladi et al., 2022).
     is_sgd = timm_name(train.optimizer).startswith(("sgd", "momentum", "nesterov", "lars"))
     fitting = train.base_lr * (size / tuned_for) ** (1 if is_sgd else 0.5)
-    text = f"BASE_LR {train.base_lr:g} is tuned for a global batch of {tuned_for}, not {size}"
-    return f"{text}: use TRAIN.BASE_LR={fitting:.3g}"
+    return (
+        f"BASE_LR {train.base_lr:g} is tuned for a global batch of {tuned_for}, not {size}: "
+        f"use TRAIN.BASE_LR={fitting:.3g}"
+    )
 
 
 def describe_on_screen(

@@ -152,8 +152,9 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int
     def write() -> None:
         assert results
         if num_bad:
-            missing = f"{num_bad} of {len(test)} test images cannot be read and do not count"
-            logger.warn(f"{missing}; bad_images_*.csv names them")
+            logger.warn(
+                f"{num_bad} of {len(test)} test images cannot be read and do not count; bad_images_*.csv names them"
+            )
         files = build_eval_files(trainer.config, test, built.evaluator, trainer.outputs.folder, TEST_EVALUATION)
         try:
             files.write(metrics, results, built.compute, epoch=epoch, split="test")

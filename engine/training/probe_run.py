@@ -71,8 +71,10 @@ def solve_new_head(plan: Plan, context: ProcessContext, logger: RunLogger) -> So
     model, _ = initial_model(config.with_model(tune="full"), context.device, purpose, plan.start.image_size)
     head = linear_head(model)
     if head is None or head.weight.any():
-        reason = "the head is not one linear layer, or the weights have a row for each class"
-        logger.log(f"----- MODEL.HEAD probe has no effect: {reason}")
+        logger.log(
+            "----- MODEL.HEAD probe has no effect: "
+            "the head is not one linear layer, or the weights have a row for each class"
+        )
         return None
     built = eval_model_of(model, config, context)
     return solve_head(_task(plan, built.compute, built.evaluator, logger))

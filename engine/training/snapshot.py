@@ -138,21 +138,21 @@ def take_snapshot(
     return state.strategy.gather(content)
 
 
+@dataclass(eq=False)
 class PeftFolder(Observer):
     """Writes the adapters, if there are any, of the best checkpoint; of the last one until there is a best one."""
 
-    def __init__(self, state: TrainState, logger: RunLogger) -> None:
-        self._model = state.meta_model
-        self._options = state.config.model
-        self._logger = logger
+    state: TrainState
+    logger: RunLogger
 
     def after_save(self, path: Path, content: dict[str, Any]) -> None:
-        if self._options.tune != "lora" or (content["best"] and path.name != BEST):
+        options = self.state.config.model
+        if options.tune != "lora" or (content["best"] and path.name != BEST):
             return
         try:
-            write_peft_folder(path, content, self._model, self._options.lora)
+            write_peft_folder(path, content, self.state.meta_model, options.lora)
         except OSError as error:  # the checkpoint has the adapters, too
-            self._logger.warn(f"the adapters cannot be written for peft: {error}")
+            self.logger.warn(f"the adapters cannot be written for peft: {error}")
 
 
 def space_notes(state: TrainState, run_folder: Path | None) -> list[Note]:

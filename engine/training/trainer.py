@@ -338,8 +338,9 @@ class Trainer:
         lost = classes_without_images(results, val)
         log_validation(self.logger, title, metrics, self.config.model.num_logits, len(val), seconds, lost=lost)
         if not math.isfinite(metrics.score) and self.position.best is None:
-            name = f"EVAL.BEST_METRIC {metrics.best}"
-            self.logger.warn(f"{name} is undefined on these validation images; the lowest loss decides")
+            self.logger.warn(
+                f"EVAL.BEST_METRIC {metrics.best} is undefined on these validation images; the lowest loss decides"
+            )
         return metrics, results
 
     def _save(self, is_best: bool = False) -> None:

@@ -210,7 +210,7 @@ def test_sharded_model_is_compiled_block_by_block(cpu_group, backend, monkeypatc
         torch.manual_seed(0)
         model = build_vit(config.model, config.data)
         nn.init.normal_(model.head.weight, std=0.1)
-        FSDP(Parallel(STRATEGY="fsdp"), CPU).shard(model)
+        FSDP(Parallel(STRATEGY="fsdp"), CPU).shard(model, None, lambda module: None)
         if compiled:
             assert compile_blocks(model, is_sharded=True) == "3 blocks"
         names = list(model.state_dict())
