@@ -126,21 +126,16 @@ def halonet(
     **arguments: Any,
 ) -> nn.Module:
     """A HaloNet; `stages` are the blocks of each stage, "bottle" or "attn"; the other lists have a value per stage."""
-
-    def block(kind: str, stage: int, is_first: bool) -> ByoBlockCfg:
-        stride = strides[stage] if is_first else 1
-        shape: dict[str, Any] = {"d": 1, "c": widths[stage], "s": stride, "gs": 0, "br": 0.25}
-        if kind == "bottle":
-            return ByoBlockCfg(type="bottle", **shape)
+    blocks = []
+    for stage, kinds in enumerate(stages):
+        # timm uses the stride of the first block of a stage, and the attention of blocks that have one.
+        shape: dict[str, Any] = {"d": 1, "c": widths[stage], "s": strides[stage], "gs": 0, "br": 0.25}
         attention = {"block_size": block_size, "halo_size": halo_size, "num_heads": num_heads[stage]}
-        return ByoBlockCfg(type="self_attn", self_attn_layer="halo", self_attn_kwargs=attention, **shape)
-
-    blocks = tuple(
-        tuple(block(kind, stage, is_first=index == 0) for index, kind in enumerate(kinds))
-        for stage, kinds in enumerate(stages)
-    )
+        shape |= {"self_attn_layer": "halo", "self_attn_kwargs": attention}
+        types = ("self_attn" if kind == "attn" else kind for kind in kinds)
+        blocks.append(tuple(ByoBlockCfg(type=one, **shape) for one in types))
     # timm's tiered stem of 64 channels is PaddleViT's: 24, 32, 64.
-    config = ByoModelCfg(blocks, stem_chs=64, stem_type="tiered", stem_pool="maxpool", act_layer=activation)
+    config = ByoModelCfg(tuple(blocks), stem_chs=64, stem_type="tiered", stem_pool="maxpool", act_layer=activation)
     return ByobNet(config, **arguments)
 
 
@@ -162,8 +157,8 @@ def mobileone(
         blocks = []
         for block in range(depths[stage]):
             has_se = use_se and (stage == 4 or (stage == 3 and block >= depths[3] // 2))
-            stride = strides[stage] if block == 0 else 1
             branches = num_branches[stage]
+            stride = strides[stage]  # timm uses it in the first block
             blocks.append(_mobileone_block(previous, stride, has_se, gs=1, num_conv_branches=branches))
             blocks.append(_mobileone_block(widths[stage], 1, has_se, gs=0, num_conv_branches=branches, kernel_size=1))
             previous = widths[stage]
