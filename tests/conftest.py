@@ -5,7 +5,6 @@ import gc
 import json
 import logging
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -539,12 +538,12 @@ def assert_same_run(one: Path, other: Path) -> None:
 def training_samples(patch: pytest.MonkeyPatch) -> list[int]:
     """The indices of the training samples that this process reads from now on."""
     read: list[int] = []
-    original = HostTransform.generator
+    original = HostTransform.__call__
 
-    def generator(transform: HostTransform, epoch: int, index: int, repeat: int = 0) -> random.Random:
+    def call(transform: HostTransform, image: Any, epoch: int, index: int, repeat: int = 0) -> Any:
         if transform.operations:  # none for samples of an evaluation
             read.append(index)
-        return original(transform, epoch, index, repeat)
+        return original(transform, image, epoch, index, repeat)
 
-    patch.setattr(HostTransform, "generator", generator)
+    patch.setattr(HostTransform, "__call__", call)
     return read
