@@ -33,7 +33,7 @@ from datasets.loading.workers import (
     start_worker,
     start_worker_server,
 )
-from datasets.sources.samples import ImageFiles, Samples
+from datasets.sources.samples import ImageFiles, Samples, spread
 from datasets.transforms.host import HostTransform, build_eval_host_transform, build_host_transform
 from utils.device import IN_LOADING
 from utils.distributed import ProcessContext, gather_objects
@@ -409,7 +409,7 @@ def _make_cache(files: Sequence[ImageFiles], data: Data) -> tuple[ImageCache | N
 def _estimate_bytes(samples: ImageFiles, channels: int) -> float:
     """The decoded images of a split, from the headers of a few; infinite if none can be read."""
     pixels = list[int]()
-    for index in range(0, len(samples), -(-len(samples) // _SAMPLED)):
+    for index in spread(len(samples), _SAMPLED):
         with suppress(Exception):  # Pillow raises many types on damaged files; reading them reports them
             pixels.append(math.prod(open_with_pillow(samples.read_bytes(index), str).size))
     return len(samples) * channels * sum(pixels) / len(pixels) if pixels else math.inf

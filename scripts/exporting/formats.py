@@ -8,12 +8,13 @@ from utils.file_formats.hf_folder import CONFIG, PREPROCESSOR, WEIGHTS
 
 OPSET = 18
 STEM_FILES = ("models/vit_stem.py", "scripts/exporting/modeling_vit_stem.py")  # of an export with a MODEL.STEM
-HF_FILES = {CONFIG, PREPROCESSOR, WEIGHTS[0], "README.md", *(Path(file).name for file in STEM_FILES)}
-WEB_FILES = {"index.html", "model.json", "model.onnx"}
-DEPLOY_FILES = {
-    "README.md", "check.py", "decide.cpp", "model-batch.onnx", "model.json", "model.onnx", "model.txt", "reference",
+FOLDERS = {  # the files of each
+    "hf": {CONFIG, PREPROCESSOR, WEIGHTS[0], "README.md", *(Path(file).name for file in STEM_FILES)},
+    "web": {"index.html", "model.json", "model.onnx"},
+    "deploy": {
+        "README.md", "check.py", "decide.cpp", "model-batch.onnx", "model.json", "model.onnx", "model.txt", "reference",
+    },
 }  # fmt: skip
-FOLDERS = {"hf": HF_FILES, "web": WEB_FILES, "deploy": DEPLOY_FILES}
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
