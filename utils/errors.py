@@ -55,7 +55,7 @@ def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
 
     A hidden context ("from None") counts: torch.compile hides the exception that it wraps.
     """
-    seen: set[int] = set()
+    seen = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error

@@ -61,7 +61,7 @@ class Counts:
     def notes(self, place: object = "", images: float = math.inf) -> list[Note]:
         """A line for each reason; warnings, if the files are more than a hundredth of the images."""
         are_many = 100 * sum(number for number, _ in self.found.values()) > images
-        notes = list[Note]()
+        notes = []
         for reason, (number, example) in self.found.items():
             parts = [(place, f" in {place}"), (example, f", such as {example}"), (reason.fix, f"; {reason.fix}")]
             details = "".join(text for value, text in parts if value)

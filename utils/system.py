@@ -196,7 +196,7 @@ def control_groups(controller: str) -> list[Path]:
     In a container, `_GROUPS` may have the path of the host, while `_MOUNT` has only the container's own group.
     """
     lines = _GROUPS.read_text().splitlines() if _GROUPS.exists() else []
-    found = list[Path]()
+    found = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:  # version 2

@@ -45,7 +45,7 @@ class TiffHeader:
 
     def _pages(self, place: int = 0) -> Iterator[Page]:
         """Each page from a place in the file, or from the first page."""
-        seen = set[int]()
+        seen = set()
         while place not in seen:
             page = ImageFileDirectory_v2(self.head if self.head[2] == _BIG else self.head[:8])
             place = place or page.next

@@ -408,7 +408,7 @@ def _make_cache(files: Sequence[ImageFiles], data: Data) -> tuple[ImageCache | N
 
 def _estimate_bytes(samples: ImageFiles, channels: int) -> float:
     """The decoded images of a split, from the headers of a few; infinite if none can be read."""
-    pixels = list[int]()
+    pixels = []
     for index in spread(len(samples), _SAMPLED):
         with suppress(Exception):  # Pillow raises many types on damaged files; reading them reports them
             pixels.append(math.prod(open_with_pillow(samples.read_bytes(index), str).size))

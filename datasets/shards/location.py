@@ -176,7 +176,7 @@ def find_shards(store: ShardStore, names: Sequence[str] = ()) -> FoundShards:
 
 
 def _split_by_name(names: Sequence[str], store: ShardStore) -> FoundShards:
-    splits = defaultdict[str, list[str]](list)
+    splits = defaultdict(list)
     for name in sorted(names):
         splits[split_of(name) or "all"].append(name)
     if "all" in splits and len(splits) > 1:
