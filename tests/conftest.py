@@ -521,6 +521,12 @@ def rows(folder: Path) -> list[dict]:
     return [{key: row[key] for key in row.keys() - measured} for row in read_rows(folder / "metrics.csv")]
 
 
+def export_as(kind: str, weights: Path, output: Path, *words: str) -> None:
+    from scripts import export
+
+    assert export.main([str(weights), f"-format={kind}", f"-output={output}", *words]) == 0
+
+
 def step_rows(folder: Path) -> list[dict]:
     """The rows of reports, without the means since the previous row, which covers fewer steps after a resume."""
     reports = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())

@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 import yaml
-from conftest import assert_same_state, config_for, each_value, model_for, refused, run_here, states, train
+from conftest import assert_same_state, config_for, each_value, export_as, model_for, refused, run_here, states, train
 from PIL import Image
 
 from configs.command_line import parse_command_line
@@ -29,7 +29,6 @@ from models.build import build_model
 from models.recompute import store_products
 from models.weights.choose import EVALUATE, FINE_TUNE
 from models.weights.read import read_weights
-from scripts import export
 from tests.datasets.sources.source_helpers import write_image
 from utils.file_formats import hf_folder
 from utils.tables import read_rows
@@ -175,7 +174,7 @@ def test_weights_in_one_part_and_in_two_are_read_from_a_folder_and_the_cache_of_
 def exported(checkpoint: Path, target: Path):
     """The export hf as transformers alone reads it, and its processor."""
     transformers = pytest.importorskip("transformers")
-    assert export.main([str(checkpoint), "-format", "hf", f"-output={target}", "-no_check"]) == 0
+    export_as("hf", checkpoint, target, "-no_check")
     model = transformers.AutoModelForImageClassification.from_pretrained(target).eval()
     return model, transformers.AutoImageProcessor.from_pretrained(target)
 

@@ -115,6 +115,11 @@ def grown(tmp_path_factory) -> tuple[Path, Path, Path, Path]:
     return data, old, new, other
 
 
+def compared(old: Path, new: Path, *words: str) -> int:
+    """The exit status."""
+    return compare.main([str(old), str(new), *words])
+
+
 def held_out_by(run: Path) -> set[str]:
     return {*json.loads((run / "held_out.json").read_text())["held_out"]}
 
@@ -135,17 +140,17 @@ def test_both_models_are_compared_on_images_that_neither_was_trained_on(grown, t
     data, old, _, other = grown
     unseen = sorted(held_out_by(old) & held_out_by(other))
     (tmp_path / "list.txt").write_text("\n".join(str(data / name) for name in unseen))
-    status = compare.main([str(old), str(other), "-margin=5"])
+    status = compared(old, other, "-margin=5")
     text = capsys.readouterr().out
     left_out = f"Images: 24; of them {24 - len(unseen)} left out"
     assert f"{left_out}, as NEW was trained on them (by content)" in text
     shutil.copy(other / "best.pth", tmp_path)
-    compare.main([str(old), str(tmp_path / "best.pth")])
+    compared(old, tmp_path / "best.pth")
     assert f"{left_out}, as NEW was trained on them (by path)" in capsys.readouterr().out
     state = torch.load(other / "best.pth", weights_only=True)
     torch.save({key: value for key, value in state.items() if key != "split"}, tmp_path / "best.pth")
     shutil.copy(other / IMAGES, tmp_path)
-    compare.main([str(old), str(tmp_path / "best.pth")])
+    compared(old, tmp_path / "best.pth")
     assert f"{left_out}, as NEW was trained on them (by content)" in capsys.readouterr().out
     figures = []
     for name, run in (("OLD", old), ("NEW", other)):
@@ -163,8 +168,8 @@ def test_new_data_are_compared_without_the_images_that_a_model_was_trained_on(gr
     trained = next(name for name in (f"class0/{number:03}.png" for number in range(30)) if name not in held_out_by(old))
     shutil.copy(data / trained, tmp_path / "class0/999.png")
     with refused("-split=all"):
-        compare.main([str(old), str(new), f"-data_path={tmp_path}"])
-    compare.main([str(old), str(new), f"-data_path={tmp_path}", "-split=all"])
+        compared(old, new, f"-data_path={tmp_path}")
+    compared(old, new, f"-data_path={tmp_path}", "-split=all")
     assert "Images: 21; of them 1 left out, as OLD was trained on them (by content)" in capsys.readouterr().out
 
 
@@ -199,7 +204,7 @@ def test_sensitivity_and_specificity_at_the_threshold_of_each_model_are_compared
         is_right = {name: [row["decision"] == name for row in rows if name in row["path"]] for name in CLASSES}
         shares.append({name: 100 * np.mean(right) for name, right in is_right.items()})
     capsys.readouterr()
-    compare.main([str(old), str(new), POINT])
+    compared(old, new, POINT)
     text = capsys.readouterr().out
     for name, title in zip(CLASSES, ("specificity", "sensitivity"), strict=True):
         assert f"OLD: {title} of class1 {shares[0][name]:.2f}%" in text
@@ -209,30 +214,30 @@ def test_sensitivity_and_specificity_at_the_threshold_of_each_model_are_compared
     (key,) = (key for key in state if "operating_point" in key)
     for threshold, title in ((-99.0, "specificity"), (99.0, "sensitivity")):  # that all images reach, or none
         torch.save(state | {key: state[key] | {"threshold": threshold}}, tmp_path / "other.pth")
-        assert compare.main([str(new), str(tmp_path / "other.pth"), POINT]) == 10
+        assert compared(new, tmp_path / "other.pth", POINT) == 10
         assert f"NEW: {title} of class1 0.00%" in capsys.readouterr().out
     torch.save(
         state | {key: state[key] | {"threshold": None}}, tmp_path / "other.pth"
     )  # its images cannot reach the goal
     with refused("EVAL.OPERATING_POINT"):
-        compare.main([str(tmp_path / "other.pth"), str(tmp_path / "other.pth"), POINT])
+        compared(tmp_path / "other.pth", tmp_path / "other.pth", POINT)
     torch.save({name: value for name, value in state.items() if name != key}, tmp_path / "none.pth")
     with refused("EVAL.OPERATING_POINT"):
-        compare.main([str(new), str(tmp_path / "none.pth"), POINT])
+        compared(new, tmp_path / "none.pth", POINT)
 
 
 def test_the_status_is_the_one_of_a_cron_job(grown, tmp_path, capsys):
     _, old, new, _ = grown
-    assert compare.main([str(old), str(new)]) == 0
+    assert compared(old, new) == 0
     assert " 0 left out" in capsys.readouterr().out  # none: NEW was trained with -held_out
-    assert compare.main([str(new), str(old), "-metric=loss"]) == 10
-    assert compare.main([str(new), str(new), "-metric=balanced_accuracy"]) == 11
+    assert compared(new, old, "-metric=loss") == 10
+    assert compared(new, new, "-metric=balanced_accuracy") == 11
     state = torch.load(new / "best.pth", weights_only=True)
     torch.save(state | {"class_names": ["a", "class1"]}, tmp_path / "a.pth")
     with refused("'class0'"):
-        compare.main([str(old), str(tmp_path / "a.pth")])
+        compared(old, tmp_path / "a.pth")
     hashes = hash_paths(StringPacker(held_out_by(old)).strings()).view(np.int64)
     state["split"]["trained"] = torch.from_numpy(np.concatenate([state["split"]["trained"], hashes]))
     torch.save(state, tmp_path / "a.pth")
     with refused("-held_out=OLD"):
-        compare.main([str(old), str(tmp_path / "a.pth")])
+        compared(old, tmp_path / "a.pth")

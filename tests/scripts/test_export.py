@@ -21,6 +21,7 @@ from conftest import (
     TINY_VIT,
     config_for,
     each_value,
+    export_as,
     model_for,
     noise_folder,
     only_run,
@@ -80,9 +81,9 @@ def family_model(name: str) -> tuple[torch.nn.Module, TrainedModel, Reference]:
         return model, TrainedModel(config, None, []), Reference(images, model(images))
 
 
-def test_safetensors_knows_its_model_classes_and_preprocessing(digits_run, reference, tmp_path):
+def test_safetensors_knows_its_model_classes_and_preprocessing(digits_run, tmp_path):
     file = tmp_path / "elsewhere" / "digits.safetensors"
-    assert export.main([str(digits_run), "-format", "safetensors", f"-output={file}"]) == 0
+    export_as("safetensors", digits_run, file)
     assert read_record(str(file)).class_names == list("0123456789")
     assert read_record(str(file)).preprocessing == read_record(str(digits_run / "best.pth")).preprocessing
     run_here("-eval", f"-pretrained={file}", f"-output={tmp_path / 'eval'}")
@@ -94,13 +95,13 @@ def test_safetensors_knows_its_model_classes_and_preprocessing(digits_run, refer
 
 def test_hf_is_loaded_by_timm(digits_run, reference, tmp_path):
     folder = tmp_path / "hf"
-    export.main([str(digits_run), "-format", "hf", f"-output={folder}"])
-    export.main([str(digits_run), "-format", "hf", f"-output={folder}"])  # replaces the earlier export
+    export_as("hf", digits_run, folder)
+    export_as("hf", digits_run, folder)  # replaces the earlier export
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf"]
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     with refused("has no checkpoint"):
         export.main([str(folder), "-format", "onnx"])
-    export.main([str(folder / "model.safetensors"), "-format", "safetensors", f"-output={folder / 'a.safetensors'}"])
+    export_as("safetensors", folder / "model.safetensors", folder / "a.safetensors")
     assert reference.check(model, "", "") < 1e-5
     config = read_json(folder / "config.json")
     assert config["label_names"] == list("0123456789")
@@ -136,7 +137,7 @@ def test_onnx_of_16_bits_has_weights_of_16_bits_and_takes_and_gives_float32(digi
     onnxruntime = pytest.importorskip("onnxruntime")
     files = {kind: tmp_path / f"{kind}.onnx" for kind in ("onnx", "onnx_float16")}
     for kind, file in files.items():
-        export.main([str(digits_run), "-format", kind, f"-output={file}"])
+        export_as(kind, digits_run, file)
     onnx = pytest.importorskip("onnx")
     weights = {kind: onnx.load(file).graph.initializer for kind, file in files.items()}
     kinds = {kind: {one.data_type for one in found if len(one.dims) > 1} for kind, found in weights.items()}
@@ -152,7 +153,7 @@ def test_onnx_of_16_bits_has_weights_of_16_bits_and_takes_and_gives_float32(digi
 def test_onnx_runs_any_batch_and_has_no_paths(digits_run, reference, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     file = tmp_path / "digits.onnx"
-    export.main([str(digits_run), "-format", "onnx", f"-output={file}", "-no_paths"])
+    export_as("onnx", digits_run, file, "-no_paths")
     assert not paths_of_machine(file.read_bytes(), digits_run, tmp_path)
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     logits = session.run(None, {"images": reference.images[:3].numpy()})[0]

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY_VIT, config_for, refused, run_here, train, values_of
+from conftest import ROOT, TINY_VIT, config_for, export_as, refused, run_here, train, values_of
 from PIL import Image
 from test_export import BOXES, client_of_docs, paths_of_machine
 
@@ -27,7 +27,6 @@ from datasets.transforms.host import eval_crop
 from engine.evaluation.intervals import figures_at
 from engine.evaluation.ranking import log_odds
 from engine.evaluation.results import results_of_scores
-from scripts import export
 from scripts.weights.trained_model import TrainedModel
 from utils.files import read_json
 from utils.tables import read_rows
@@ -180,8 +179,8 @@ def test_the_folder_decides_as_a_prediction_in_python_and_in_cpp(channels, tmp_p
     run = train([*flags, "-epochs=4", "-opts", *TINY_VIT, *keys, "TRAIN.BASE_LR=1e-2"])
     folder = tmp_path / "deploy"
     with refused("no_check"):
-        export.main([str(run), "-format", "deploy", f"-output={folder}", "-no_check"])
-    export.main([str(run), "-format", "deploy", f"-output={folder}", "-no_paths"])
+        export_as("deploy", run, folder, "-no_check")
+    export_as("deploy", run, folder, "-no_paths")
     assert not [file for file in folder.iterdir() if file.is_file() and paths_of_machine(file.read_bytes(), tmp_path)]
     check = [sys.executable, str(folder / "check.py")]
     assert subprocess.run(check).returncode == 0

@@ -15,6 +15,7 @@ from conftest import (
     TINY_VIT,
     config_for,
     eval_loader_for,
+    export_as,
     log_of,
     model_for,
     only_run,
@@ -150,7 +151,7 @@ def figures_of(logits: torch.Tensor, labels: np.ndarray) -> tuple[float, float]:
 def test_an_export_has_the_figures_of_the_model_that_it_is(trained_digits, tmp_path, capsys):
     """Not of the means over mirror images: card, description and point, measured again or left out."""
     run = trained_digits(GOAL, "TRAIN.BASE_LR=1e-2", "EVAL.TTA=flip")
-    export.main([str(run), "-format=hf", f"-output={tmp_path / 'hf'}"])
+    export_as("hf", run, tmp_path / "hf")
     assert "360 validation images: figures and thresholds of the run are not of this export" in capsys.readouterr().out
     trained = open_trained(parse_command_line(["-eval", f"-pretrained={run / 'best.pth'}"]), CPU)
     samples = trained.samples
@@ -171,7 +172,7 @@ def test_an_export_has_the_figures_of_the_model_that_it_is(trained_digits, tmp_p
     assert f"**Sensitivity on validation images:** {sensitivity:.2f}%" in card
     assert f"specificity {100 * (~chosen[samples.targets != 3]).mean():.2f}%" in card
     assert point.threshold != read_record(str(run / "best.pth")).decision.point.threshold
-    export.main([str(run), "-format=hf", f"-output={tmp_path / 'hf'}", "-no_check"])
+    export_as("hf", run, tmp_path / "hf", "-no_check")
     assert read_record(str(tmp_path / "hf/model.safetensors")).decision == UNDECIDED
     assert "**Figures:** none" in (tmp_path / "hf/README.md").read_text()
     for tta, warns in (("none", True), ("flip", False)):
@@ -185,7 +186,7 @@ OTHERS = ["MODEL.WEIGHTS_ENTRY=model", "DATA.IMAGENET_MEAN=[0.1]", "DATA.IMAGENE
 @pytest.mark.parametrize("option", OTHERS)
 def test_other_weights_and_pixels_than_those_of_the_run_have_other_figures(trained_digits, option, tmp_path):
     run = trained_digits(*AVERAGED)
-    export.main([str(run), "-format=hf", f"-output={tmp_path / 'hf'}", "-opts", option])
+    export_as("hf", run, tmp_path / "hf", "-opts", option)
     run_here("-eval", f"-pretrained={run / 'best.pth'}", f"-output={tmp_path / 'eval'}", "-opts", option)
     card = (tmp_path / "hf/README.md").read_text()
     assert f"**Validation:** top-1 {read_result(only_run(tmp_path / 'eval', 'eval'))['top1']:.2f}%" in card

@@ -13,7 +13,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, each_value, rotated
+from conftest import ROOT, each_value, export_as, rotated
 from PIL import Image
 
 from configs.schema import Data
@@ -21,7 +21,6 @@ from configs.schema.operating_point import OperatingPoint
 from datasets.decoding.decode import open_image
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import eval_crop
-from scripts import export
 from utils.files import read_json
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -161,7 +160,7 @@ def test_the_folder_has_the_model_of_the_run_and_what_the_page_reads(trained_dig
     trained = trained_digits("TRAIN.BASE_LR=1e-2")
     target = tmp_path / "site"
     for _ in range(2):  # the second one replaces the first
-        export.main([str(trained), "-format", "web", f"-output={target}", "-no_paths"])
+        export_as("web", trained, target, "-no_paths")
     assert sorted(path.name for path in target.iterdir()) == ["index.html", "model.json", "model.onnx"]
     model = read_json(target / "model.json")
     assert model["class_names"] == list("0123456789")

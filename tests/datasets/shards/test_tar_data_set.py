@@ -53,7 +53,7 @@ def pixels(*numbers: int) -> list[bytes]:
     return [decode_image(jpeg(number), 3, "").numpy().tobytes() for number in numbers]
 
 
-def test_splits_labels_names_and_images(root, cpu):
+def test_splits_labels_names_and_images(root):
     train = tar(options(root))
     val = tar(options(root), "val")
     assert contents(train) == pixels(*range(40))
@@ -67,7 +67,7 @@ def test_splits_labels_names_and_images(root, cpu):
     assert TarShards(Wanted(options(root))).find_test() == (False, None)
 
 
-def test_a_broken_link_to_a_shard_is_named(root, cpu):
+def test_a_broken_link_to_a_shard_is_named(root):
     (root / "train-0009.tar").symlink_to("nowhere")
     with refused(r"train-0009\.tar: does not exist"):
         tar(options(root))

@@ -58,6 +58,7 @@ def of_event(n, species):
     return f"v{n},d{n // 20},,E{n // 4},{at(n)},{at(n + 3)},event,animal,{species},1"
 
 
+ROWS = [of_media(n) for n in range(40)]
 EVENTS = [of_event(n, SPECIES[n // 4 % 2]) for n in range(0, 40, 4)]
 
 
@@ -82,7 +83,7 @@ def package(tmp_path):
 
 def test_media_have_the_labels_of_their_rows_and_events_are_groups(package):
     """A label is scientificName, else observationType; two rows of a species are one; a row of an event is not used."""
-    rows = [of_media(n) for n in range(40)]
+    rows = [*ROWS]
     rows[0] = of_media(0, "blank", "")
     rows[5] = of_media(5, "human", "")
     rows[6] = of_media(6, "unclassified", "")
@@ -99,7 +100,7 @@ def test_media_have_the_labels_of_their_rows_and_events_are_groups(package):
 
 
 def test_the_screen_names_the_groups_of_a_package(package, tmp_path, capsys):
-    package([of_media(n) for n in range(40)])
+    package(ROWS)
     for file in FILES:
         write_image(tmp_path / file)
     given = ["-dataset=csv", f"-data_path={tmp_path}", "-batch_size=4", f"-output={tmp_path / 'out'}", "-dry_run"]
@@ -136,7 +137,7 @@ def test_deployments_are_groups_without_events_of_several_images(event, size, pa
 @pytest.mark.parametrize(("kind", "species"), [("animal", "Sus scrofa"), ("vehicle", "")])
 def test_two_species_of_an_image_are_several_labels(kind, species, package):
     """Also a species and a kind without one."""
-    given = package([*(of_media(n) for n in range(40)), of_media(9, kind, species)])
+    given = package([*ROWS, of_media(9, kind, species)])
     (advised,) = typed(line_of(read_splits, given), given)
     train, val = read_splits(advised)
     assert train.class_names == sorted([*SPECIES, species or kind])
@@ -149,7 +150,7 @@ def test_images_that_are_remote_or_missing_are_counted_until_they_are_there(pack
     for n in range(5):
         media[n] = medium(n, f"https://multimedia.agouti.eu/assets/{n}/file")
     media.append("m40,d1,activityDetection,2020-05-30T12:59:00+02:00,site1/clip.mp4,true,clip.mp4,video/mp4")
-    given = package([of_media(n) for n in range(41)], media, files=FILES[:38])
+    given = package([*ROWS, of_media(40)], media, files=FILES[:38])
     splits = read_splits(given)
     assert classes_of(*splits) == {file: EXPECTED[file] for file in FILES[5:38]}
     notes = told(splits[0].notes, "media.csv, such as")
@@ -166,7 +167,7 @@ def test_images_that_are_remote_or_missing_are_counted_until_they_are_there(pack
 
 
 def test_each_folder_is_listed_and_no_image_looked_at_before_the_check_of_images(package, monkeypatch):
-    data = package([of_media(n) for n in range(40)])
+    data = package(ROWS)
     looked = []
     stat = os.stat
     monkeypatch.setattr(
@@ -182,10 +183,10 @@ def test_a_time_that_is_none_is_named(package):
 
 
 def test_other_packages_and_confirmed_folders_are_folders(package):
-    given = package([of_media(n) for n in range(40)])
+    given = package(ROWS)
     sites = ["site0", "site1"]
     assert read_splits(given.model_copy(update={"class_folders": True}))[0].class_names == sites
-    assert "media.csv" in line_of(read_splits, package([of_media(n) for n in range(40)], version="0.6"))
+    assert "media.csv" in line_of(read_splits, package(ROWS, version="0.6"))
 
 
 CARDS = [f"Station{n // 20}/Card{n // 10 % 2}/IMG_{n % 10:04}.jpg" for n in range(39)]
@@ -202,22 +203,22 @@ def taken(path):
     return folder.replace("/", "\\"), name
 
 
-# Of each program: images; its tables, their header and the cells of each row; the columns in the question, the classes
+# Of each program: images; its tables, their header and the cells of each row; the columns in the question, the class
 FAR = {
     "Timelapse": (  # the same names on each card
         CARDS,
         {"TimelapseData.csv": ("RootFolder,File,RelativePath,DateTime,DeleteFlag,Species,Count", lambda n: (
             f"photos,{taken(CARDS[n])[1]},{taken(CARDS[n])[0]},2024-05-01 10:00:00,false,{SPECIES[n // 2 % 2]},1"))},
-        [("RelativePath/File", "Species", [SPECIES[n // 2 % 2] for n in range(40)])],
+        [("RelativePath/File", "Species", lambda n: SPECIES[n // 2 % 2])],
     ),
     "Messidor-2": (  # images that cannot be graded have no grade
         EYES,
         {"messidor_data.csv": ("image_id,adjudicated_dr_grade,adjudicated_dme,adjudicated_gradable", lambda n: (
             f"{EYES[n][7:]},{'' if n == 3 else n % 5},{'' if n == 3 else n // 2 % 2},{int(n != 3)}"))},
         [
-            ("image_id", "adjudicated_gradable", [str(int(n != 3)) for n in range(40)]),
-            ("image_id", "adjudicated_dme", [None if n == 3 else str(n // 2 % 2) for n in range(40)]),
-            ("image_id", "adjudicated_dr_grade", [None if n == 3 else str(n % 5) for n in range(40)]),
+            ("image_id", "adjudicated_gradable", lambda n: str(int(n != 3))),
+            ("image_id", "adjudicated_dme", lambda n: None if n == 3 else str(n // 2 % 2)),
+            ("image_id", "adjudicated_dr_grade", lambda n: None if n == 3 else str(n % 5)),
         ],
     ),
     "GBIF": (  # two photographs of an occurrence
@@ -228,8 +229,8 @@ FAR = {
             "occurrence.txt": ("gbifID\tinstitutionCode\tspecies\tgenus", lambda n: (
                 f"{4000 + n}\tK\t{PLANTS[n % 2]}\t{PLANTS[n % 2].split()[0]}")),
         },
-        [("identifier", "species", [PLANTS[n // 2 % 2] for n in range(40)]),
-         ("identifier", "genus", [PLANTS[n // 2 % 2].split()[0] for n in range(40)])],
+        [("identifier", "species", lambda n: PLANTS[n // 2 % 2]),
+         ("identifier", "genus", lambda n: PLANTS[n // 2 % 2].split()[0])],
     ),
     "Yelp": (  # of Kaggle: photographs of businesses with several labels
         PHOTOS,
@@ -237,7 +238,7 @@ FAR = {
             "train_photo_to_biz_ids.csv": ("photo_id,business_id", lambda n: f"{PHOTOS[n][7:14]},{1000 + n // 2}"),
             "train.csv": ("business_id,labels", lambda n: f"{1000 + n},{('1 2 5', '0 3')[n % 2]}"),
         },
-        [("photo_id", "labels", [("125", "03")[n // 2 % 2] for n in range(40)])],
+        [("photo_id", "labels", lambda n: ("125", "03")[n // 2 % 2])],
     ),
     "columns of labels with gaps": (
         PHOTOS,
@@ -247,7 +248,7 @@ FAR = {
                 lambda n: f"{PHOTOS[n][7:14]},{n % 2}.0,{('1.0', '', '-1.0')[n % 3]}",
             )
         },
-        [("image", ["Edema", "Effusion"], ["Edema" * (n % 2) + "Effusion" * (n % 3 == 0) for n in range(40)])],
+        [("image", ["Edema", "Effusion"], lambda n: "Edema" * (n % 2) + "Effusion" * (n % 3 == 0))],
     ),
     "RSNA": (  # of Kaggle: two tables, each with labels
         PHOTOS,
@@ -255,8 +256,8 @@ FAR = {
             "stage_2_train_labels.csv": ("patientId,x,y,width,Target", lambda n: f"{PHOTOS[n][7:14]},,,,{n % 2}"),
             "stage_2_detailed_class_info.csv": ("patientId,class", lambda n: f"{PHOTOS[n][7:14]},{'abc'[n % 3]}"),
         },
-        [("patientId", "class", ["abc"[n % 3] for n in range(40)]),
-         ("patientId", "Target", [str(n % 2) for n in range(40)])],
+        [("patientId", "class", lambda n: "abc"[n % 3]),
+         ("patientId", "Target", lambda n: str(n % 2))],
     ),
     "Conser-vision": (  # features and labels
         PHOTOS,
@@ -264,7 +265,7 @@ FAR = {
             "train_features.csv": ("id,filepath,site", lambda n: f"Z{n},{PHOTOS[n]},S{n % 7}"),
             "train_labels.csv": ("id,bird,hog,blank", lambda n: f"Z{n},{('1.0,0,0', '0,1.0,0', '0,0,1.0')[n % 3]}"),
         },
-        [("filepath", ["bird", "hog", "blank"], [("bird", "hog", "blank")[n % 3] for n in range(40)])],
+        [("filepath", ["bird", "hog", "blank"], lambda n: ("bird", "hog", "blank")[n % 3])],
     ),
 }  # fmt: skip
 
@@ -281,8 +282,8 @@ def test_the_question_has_a_command_for_each_label(program, tmp_path):
     assert [(one.columns["path"], one.columns["label"]) for one in ways] == [
         (path, label) for path, label, _ in expected
     ]
-    for one, (*_, labels) in zip(ways, expected, strict=True):
-        found = dict(zip(names_of(unlabelled(one.data_path, one)), labels, strict=True))
+    for one, (*_, label_of) in zip(ways, expected, strict=True):
+        found = dict(zip(names_of(unlabelled(one.data_path, one)), map(label_of, range(40)), strict=True))
         splits = read_splits(one)
         if one.multi_label:
             texts = [

@@ -190,7 +190,7 @@ def test_of_many_files_all_of_some_sizes_are_checked(tmp_path, cpu, monkeypatch)
     assert told(check_images(splits, options(tmp_path), cpu), "32 of 120", "log")
 
 
-def test_copies_in_two_splits_are_counted_or_the_rest_is_said(tmp_path, cpu, monkeypatch):
+def test_copies_in_two_splits_are_counted_or_the_rest_is_said(tmp_path, monkeypatch):
     """For people whose validation images are copies of training images, among many files of one size, such as BMP."""
     for name in ("train/a", "train/b", "val/a", "val/b"):
         (tmp_path / name).mkdir(parents=True)

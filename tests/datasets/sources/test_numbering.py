@@ -157,7 +157,7 @@ class Counted(str):
 
 
 @pytest.mark.parametrize("count", [500, 1000])
-def test_comparisons_grow_with_the_classes_and_not_with_their_square(count, tmp_path):
+def test_comparisons_grow_with_the_classes_and_not_with_their_square(count):
     names = [Counted(f"class {number}") for number in range(count)]
     others = {Counted(f"class {number}"): Counted(f"new {number // 2}") for number in range(count)}
     rows = Rows({"val": ImageArray(np.zeros((count, 1, 1, 1), np.uint8), range(count), names)})

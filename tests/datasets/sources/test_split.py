@@ -466,7 +466,7 @@ def test_shards_by_field_and_an_index_without_groups(tmp_path):
         read(broken, "patient", dataset="tar")
 
 
-def test_make_shards_writes_the_groups(folder, tmp_path, capsys):
+def test_make_shards_writes_the_groups(folder, tmp_path):
     """The shards keep the split; training shards can be split again by the field `group`."""
     flags = [
         "-dataset=folder",

@@ -375,7 +375,7 @@ val.csv | train |
 
 @each_row(FOLDERS)
 def test_the_folder_of_images_is_found_by_its_name_or_if_it_is_the_only_one(
-    table, labelled, tmp_path, table_name, folders, expected
+    table, tmp_path, table_name, folders, expected
 ):
     """As in APTOS 2019, Plant Pathology 2020, Cassava, dog breeds; the same ids are in each folder."""
     write_image(tmp_path / "sample" / "other.png")
@@ -391,7 +391,7 @@ def test_the_folder_of_images_is_found_by_its_name_or_if_it_is_the_only_one(
 
 
 @pytest.mark.parametrize("names", ["id", "/data/upload/1/{}.png", "gs://bucket/{}.png"])
-def test_images_in_several_folders_are_found_by_their_names(table, labelled, tmp_path, names, monkeypatch):
+def test_images_in_several_folders_are_found_by_their_names(table, tmp_path, names, monkeypatch):
     """As HAM10000's two parts, and the paths of Label Studio and Vertex AI; groups and splits follow."""
     files = [f"part_{1 + number % 2}/{number}.png" for number in range(30)]
     ids = [number if names == "id" else names.format(number) for number in range(30)]
@@ -451,7 +451,7 @@ train | | train/0a
 
 
 @each_row(ROOTS)
-def test_ids_of_images_to_predict_keep_their_column(table, labelled, tmp_path, root, trained, expected):
+def test_ids_of_images_to_predict_keep_their_column(table, tmp_path, root, trained, expected):
     """A table of ids: the images are in the given folder, or where they are found."""
     ids = ["0a", "1", "-2"]
     file = table("test.csv", [f"test/{name}.png" for name in ids] + ["train/1.png"], id=ids, width=range(3))

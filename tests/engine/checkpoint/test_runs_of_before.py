@@ -10,7 +10,7 @@ import tomllib
 
 import pytest
 import torch
-from conftest import ROOT, config_for, evaluate, read_result, refused, session_for, train
+from conftest import ROOT, config_for, evaluate, export_as, read_result, refused, session_for, train
 from safetensors.torch import save_file
 
 from configs.compare import changed_options, with_defaults
@@ -21,7 +21,6 @@ from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.run_folder import FORMAT
 from engine.checkpoint.weights_record import read_record, to_metadata
 from engine.run.record import read_run
-from scripts import export
 from utils.files import atomic_save
 
 RUNS = ROOT / "tests/fixtures/runs"
@@ -72,7 +71,7 @@ def test_weights_of_before_are_evaluated_from_their_run_alone_and_exported(commi
     exports = {"named": run / "last.pth", "alone": shutil.copy(run / "last.pth", tmp_path / "alone.pth")}
     state = torch.load(run / "last.pth")
     atomic_save(exports["alone"], state | {"options": with_gone(state["options"])})
-    export.main([str(run / "last.pth"), "-format", "safetensors", f"-output={tmp_path / 'x.safetensors'}", "-no_check"])
+    export_as("safetensors", run / "last.pth", tmp_path / "x.safetensors", "-no_check")
     exports["exported"] = tmp_path / "x.safetensors"
     layers = OptionTable(parse_value(with_gone(options)))
     layers.set("DATA.GREY_RANGE", "auto")

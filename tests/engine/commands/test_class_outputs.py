@@ -143,7 +143,7 @@ def test_english_names_of_imagenet_in_the_file_are_wordnet_ids(folder, tmp_path)
 
 
 @pytest.mark.slow
-def test_folders_of_imagenet_classes(folder, tmp_path):
+def test_folders_of_imagenet_classes(tmp_path):
     """By WordNet id, or by an English name of one class alone; other names could be in any order."""
     model = write_weights(tmp_path, 1000)
     names = [f"{name}_{number}" for number, name in enumerate([*WORDNET[:4], WORDNET[4].upper()])]

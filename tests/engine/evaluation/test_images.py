@@ -12,6 +12,7 @@ from conftest import (
     TINY_VIT,
     config_for,
     eval_loader_for,
+    export_as,
     log_of,
     only_run,
     read_result,
@@ -24,7 +25,6 @@ from conftest import (
 from datasets.sources.samples import Samples
 from engine.evaluation.images import IMAGES, Row, differences, read_images, trained_on, write_images
 from engine.run.log import RunLogger
-from scripts import export
 from tests.datasets.shards.tar_files import tar_of
 from tests.datasets.sources.source_helpers import write_image
 from utils.file_formats.hf_folder import read_metadata
@@ -84,7 +84,7 @@ def test_a_run_lists_the_files_that_it_has_read(argv, data, tmp_path):
     assert digest in (run / "report.html").read_text()
     packed = (run / IMAGES).read_bytes()
     assert packed == gzip.compress(gzip.decompress(packed), mtime=0)  # of no time
-    export.main([str(run), "-format=safetensors", "-no_check", f"-output={tmp_path / 'x.safetensors'}"])
+    export_as("safetensors", run, tmp_path / "x.safetensors", "-no_check")
     assert digest in read_metadata(tmp_path / "x.safetensors")["images_digest"]
     train([*argv, f"-resume={run}"])
     assert digest_in(run) == digest
@@ -115,7 +115,7 @@ def test_images_that_differ_from_the_runs_are_named(argv, data, tmp_path):
     assert not (folder / IMAGES).exists()
 
 
-def test_a_fine_tuning_on_other_data_names_the_images_that_the_weights_were_trained_on(argv, data, tmp_path):
+def test_a_fine_tuning_on_other_data_names_the_images_that_the_weights_were_trained_on(argv, data):
     run = train(argv)
     shutil.rmtree(data / "test")
     for number, file in enumerate(sorted(data.rglob("*.png"))):

@@ -156,6 +156,10 @@ def test_compiled_training_on_a_gpu_equals_eager_training(digits_argv, gpu, mode
     assert (compiled - eager).norm() < 0.05 * (eager - initial).norm()
 
 
+def compile_nothing(context: ProcessContext) -> None:
+    compile_model(nn.Identity(), Train(COMPILE="model"), context)
+
+
 @pytest.mark.parametrize("variable", ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", None])
 @pytest.mark.parametrize("is_link", [False, True])
 def test_a_cache_of_another_user_is_refused(cpu, tmp_path, monkeypatch, variable, is_link):
@@ -163,12 +167,12 @@ def test_a_cache_of_another_user_is_refused(cpu, tmp_path, monkeypatch, variable
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    compile_model(nn.Identity(), Train(COMPILE="model"), cpu)
+    compile_nothing(cpu)
     (folder,) = tmp_path.glob("torchinductor_*")  # a new one is the user's alone
     assert folder.stat().st_mode & 0o777 == 0o700
     if variable:
         monkeypatch.setenv(variable, str(folder := tmp_path / "named"))
-        compile_model(nn.Identity(), Train(COMPILE="model"), cpu)
+        compile_nothing(cpu)
     name = "lstat" if is_link else "stat"  # of a link, the target or the link is theirs
     status = getattr(os, name)
 
@@ -178,14 +182,14 @@ def test_a_cache_of_another_user_is_refused(cpu, tmp_path, monkeypatch, variable
 
     monkeypatch.setattr(os, name, of_other)
     with refused(f"{folder} belongs to another user"):
-        compile_model(nn.Identity(), Train(COMPILE="model"), cpu)
+        compile_nothing(cpu)
 
 
 def test_a_cache_that_cannot_be_created_is_named_before_training(cpu, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
     with refused(r"^TRAIN\.COMPILE: .*file/cache: cannot be created: Not a directory; set TORCHINDUCTOR_CACHE_DIR"):
-        compile_model(nn.Identity(), Train(COMPILE="model"), cpu)
+        compile_nothing(cpu)
 
 
 def test_a_compiler_that_fails_is_named_before_training(cpu, monkeypatch):
@@ -194,7 +198,7 @@ def test_a_compiler_that_fails_is_named_before_training(cpu, monkeypatch):
 
     monkeypatch.setattr(torch, "compile", fail)
     with refused(r"^TRAIN\.COMPILE: .*compiler found; .*torchinductor"):
-        compile_model(nn.Identity(), Train(COMPILE="model"), cpu)
+        compile_nothing(cpu)
 
 
 @pytest.mark.slow

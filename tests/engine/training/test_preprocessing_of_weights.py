@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from conftest import assert_same_state, config_for, model_for, run_here, session_for, told, train
+from conftest import assert_same_state, config_for, export_as, model_for, run_here, session_for, told, train
 from timm.data import create_transform, resolve_data_config
 from timm.layers import resample_abs_pos_embed
 from timm.models import save_for_hf
@@ -26,7 +26,6 @@ from engine.run.facts import Preprocessing, read_fact
 from engine.run.log import RunLogger
 from engine.run.record import read_run
 from models.build import build_model
-from scripts import export
 from tests.datasets.photo import PHOTO, as_tensor
 from tests.datasets.sources.source_helpers import write_image
 
@@ -192,7 +191,7 @@ def test_a_run_of_tall_images(photos, tmp_path):
     predict = ["-predict", str(photos / "a"), f"-resume={folder}", "-explain", f"-output={tmp_path}/p"]
     run_here(*predict)
     assert len(list((tmp_path / "p" / "explanations").iterdir())) == 6
-    export.main([str(folder), "-format", "hf", f"-output={tmp_path / 'hf'}"])
+    export_as("hf", folder, tmp_path / "hf")
     theirs = timm.create_model(f"local-dir:{tmp_path / 'hf'}", pretrained=True).eval()
     assert theirs.pretrained_cfg["input_size"] == (3, 48, 16)
     assert theirs.patch_embed.grid_size == (6, 2)
@@ -253,7 +252,7 @@ def test_a_model_of_the_hub_brings_all_its_values(hf_folder, photos, tmp_path, m
     assert run_on(photos, f"-resume={run}", "-opts", "TRAIN.MAX_STEPS=2")[1].mean == fact.mean
     exports = [tmp_path / "digits.safetensors", tmp_path / "export"]
     for path, form in zip(exports, ("safetensors", "hf"), strict=True):
-        export.main([str(run), "-format", form, f"-output={path}", "-no_check"])
+        export_as(form, run, path, "-no_check")
     of_data = ["-dataset=folder", f"-data_path={photos}"]
     for weights in (run / "last.pth", *exports, tmp_path / "moved"):
         for command in (["-eval", *of_data], ["-predict", str(photos)]):

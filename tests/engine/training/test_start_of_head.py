@@ -12,6 +12,7 @@ from conftest import (
     digits_flags,
     each_value,
     evaluate,
+    export_as,
     read_result,
     rows,
     run_folders,
@@ -28,7 +29,6 @@ from engine.features import probe as probe_module
 from engine.features.classifiers import fit_probe
 from models.tuning import merge_adapters, set_training
 from models.weights.read import read_weights
-from scripts import export
 from utils.files import read_json
 
 pytestmark = pytest.mark.usefixtures("few_penalties")
@@ -141,7 +141,7 @@ def adapted(trained_digits):
 
 
 def test_evaluation_and_export_merge_the_adapters(adapted, tmp_path):
-    assert export.main([str(adapted), "-format", "safetensors", f"-output={tmp_path / 'merged.safetensors'}"]) == 0
+    export_as("safetensors", adapted, tmp_path / "merged.safetensors")
     best = load_checkpoint(adapted / "best.pth")["best"]
     for file in (adapted / "best.pth", tmp_path / "merged.safetensors"):
         result = read_result(evaluate(tmp_path / file.stem, f"-pretrained={file}"))
