@@ -144,11 +144,16 @@ class MetricSums:
 
 
 def to_metrics(totals: torch.Tensor) -> Metrics:
-    """From totals (7,). Gradient norms are equal on all ranks: the mean over ranks and steps is the mean over steps."""
+    """From totals (7,), without values if all steps were skipped.
+
+    Gradient norms are equal on all ranks: the mean over ranks and steps is the mean over steps.
+    """
     loss, top1, top5, samples, skipped_samples, grad_norm, steps = totals.tolist()
-    count = max(samples, 1)
+    values = {}
+    if samples:
+        values = {"loss": loss / samples, "top1": 100 * top1 / samples, "top5": 100 * top5 / samples}
     return Metrics(
-        values={"loss": loss / count, "top1": 100 * top1 / count, "top5": 100 * top5 / count},
+        values,
         samples=int(samples),
         skipped_samples=int(skipped_samples),
         grad_norm=grad_norm / steps if steps else None,

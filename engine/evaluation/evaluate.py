@@ -80,13 +80,13 @@ class Evaluator:
     before_error: Callable[[], None] = lambda: None
 
     def evaluate(
-        self, model: nn.Module, batches: Loader, after_batch: Callable[[], None] = lambda: None
+        self, model: nn.Module, batches: Loader, after_batch: AfterBatch = lambda *_: None
     ) -> tuple[Metrics, SampleResults | None]:
         """The metrics on all ranks, and on the main process the results of all samples; a collective call.
 
         Raises UserError: no sample is readable.
         """
-        (results,) = self.classify(model, batches, TOP_K, len(batches), lambda *_: after_batch())
+        (results,) = self.classify(model, batches, TOP_K, len(batches), after_batch)
         return self.share(results, batches.samples)
 
     def share(self, results: SampleResults | None, samples: Samples) -> tuple[Metrics, SampleResults | None]:
@@ -95,9 +95,11 @@ class Evaluator:
         Raises UserError: no sample is readable.
         """
 
-        def compute() -> tuple[Metrics, SampleResults] | None:
-            if not results:
-                return None
+        def compute() -> tuple[Metrics, SampleResults]:
+            assert results
+            if not len(results.readable):
+                problem = "no image of the evaluation can be read"
+                raise UserError(f"{problem}; bad_images_*.csv in the run's folder has the reasons")
             groups = None if samples.groups is None else np.array([*samples.groups], np.str_)
             temperature = self.temperature or results.best_temperature
             complete = replace(
@@ -107,11 +109,7 @@ class Evaluator:
 
         metrics, complete = call_on_main(compute, self.context) or (None, None)
         metrics = broadcast_object(metrics, self.context)
-        if not metrics or not metrics.samples:
-            problem = "no image of the evaluation can be read"
-            error = UserError(f"{problem}; bad_images_*.csv in the run's folder has the reasons")
-            error.is_shared = True
-            raise error
+        assert metrics
         return metrics, complete
 
     def classify(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from configs.schema.operating_point import UNDECIDED, Decision, OperatingPoint
+from configs.schema.operating_point import Decision, OperatingPoint
 from datasets.batch import PADDING, is_padding
 from datasets.sources.samples import UNKNOWN, Samples
 from engine.evaluation.calibration import Calibration, calibration, choose_temperature, temper
@@ -271,15 +271,12 @@ class SampleResults:
         return chosen if tempered.calibration_error < own.calibration_error else 1.0
 
     def metrics(self, best: str | None = None) -> Metrics:
-        """All metrics that apply, NaN if no sample was read. best: the one that decides; None: mean AP or top-1."""
-        samples = len(self.readable)
+        """All metrics that apply; a sample was read. best: the one that decides; None: mean AP or top-1."""
         multi_label = self.targets.ndim == 2
-        values = {metric.name: metric.compute(self) if samples else np.nan for metric in metrics_of(multi_label)}
-        decision = UNDECIDED
-        if samples:
-            thresholds = tuple(self.used_thresholds.tolist()) if multi_label else None
-            decision = Decision(thresholds, self.used_point, temperature=self.temperature)
-        return Metrics(values, samples, best=best_metric(best, multi_label).name, decision=decision)
+        values = {metric.name: metric.compute(self) for metric in metrics_of(multi_label)}
+        thresholds = tuple(self.used_thresholds.tolist()) if multi_label else None
+        decision = Decision(thresholds, self.used_point, temperature=self.temperature)
+        return Metrics(values, len(self.readable), best=best_metric(best, multi_label).name, decision=decision)
 
 
 _MAX_CELLS = 250_000  # scores that choose the temperature

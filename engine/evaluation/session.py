@@ -71,28 +71,26 @@ def build_eval_model(
     options = config.with_model(tune="full").model
     model, fitted = build_model(options, config.data, context.device, purpose, record.image_size)
     built = eval_model_of(model, config, context)
-    evaluator = built.evaluator
     notes = [note.on("Pretrained") for note in fitted.notes()]
-    decision = record.decision
-    if decision.point and decision.point.label < config.model.num_logits:
-        evaluator = replace(evaluator, point=decision.point)
-        threshold = decision.point.threshold
-        start = "no threshold" if threshold is None else f"from p {probability_of(threshold):.4g} on"
-        notes.append(
-            Note("log", f"Operating point of {decision.point.name}, from the weights: {decision.point.title}, {start}")
-        )
-    evaluator = replace(evaluator, temperature=decision.temperature)
-    if decision.temperature != 1:
-        text = f"Temperature of the probabilities, from the weights: {decision.temperature:.3g}"
-        notes.append(Note("screen" if decision.temperature in (0.25, 4) else "log", f"{text}, of 0.25 to 4"))
+    classes = config.model.num_logits
+    listed, point, _, temperature = record.decision
+    if point and point.label >= classes:
+        point = None
+    if point:
+        start = "no threshold" if point.threshold is None else f"from p {probability_of(point.threshold):.4g} on"
+        notes.append(Note("log", f"Operating point of {point.name}, from the weights: {point.title}, {start}"))
+    if temperature != 1:
+        text = f"Temperature of the probabilities, from the weights: {temperature:.3g}"
+        notes.append(Note("screen" if temperature in (0.25, 4) else "log", f"{text}, of 0.25 to 4"))
+    thresholds = None
     if config.data.multi_label:
-        thresholds = np.array(decision.thresholds or ())
+        thresholds = np.array(listed or ())
         source = "from the weights, chosen on validation images"
-        if len(thresholds) != config.model.num_logits:
-            thresholds = np.zeros(config.model.num_logits)
+        if len(thresholds) != classes:
+            thresholds = np.zeros(classes)
             source = "0.5, as the weights have none"
-        evaluator = replace(evaluator, thresholds=thresholds)
         notes.append(Note("log", f"Thresholds of the classes: {source}"))
+    evaluator = replace(built.evaluator, point=point, temperature=temperature, thresholds=thresholds)
     return replace(built, evaluator=evaluator, notes=notes)
 
 

@@ -122,7 +122,7 @@ class ResultTables:
             labels = range(results.point.label, results.point.label + 1)
         rows = list[list[Any]]()
         for label in labels:
-            if results.scores is not None and len(labels) <= _MAX_CURVES and len(results.readable):
+            if results.scores is not None and len(labels) <= _MAX_CURVES:
                 points = roc_points(*results.calibrated.of_class(label))
                 last = len(points[0]) - 1  # -1 if the label is unknown of all samples
                 chosen = np.unique(np.linspace(0, last, _MAX_POINTS if last >= 0 else 0).astype(int))[::-1]

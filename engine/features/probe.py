@@ -3,7 +3,7 @@
 Legend: N samples, F width of the features, C classes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from operator import add
@@ -24,7 +24,7 @@ from datasets.sources.corrections import decided_rows
 from datasets.sources.samples import Samples, label_pairs
 from datasets.sources.split import hash_paths
 from engine.evaluation import files
-from engine.evaluation.evaluate import Evaluator
+from engine.evaluation.evaluate import AfterBatch, Evaluator
 from engine.evaluation.results import SampleResults
 from engine.evaluation.session import EvalModel
 from engine.evaluation.suspects import Margins, margins, write_suspects
@@ -94,7 +94,7 @@ class ProbeTask(NamedTuple):
     loss: Loss
     logger: RunLogger
     bad_images: BadImageList | None = None
-    after_batch: Callable[[], None] = lambda: None
+    after_batch: AfterBatch = lambda *_: None
     suspects: Path | None = None
     solved: Solved | None = None
 
@@ -110,12 +110,11 @@ def solve_head(task: ProbeTask) -> Solved:
     context = task.evaluator.context
     train = _features(task, model, task.train, "train", fewest=2)
     val = _features(task, model, task.val, "val", fewest=1)
-    on_main = call_on_main(lambda: _solve(task, train, val), context)
-    solved = broadcast_object(on_main and on_main._replace(sums=None), context)
-    assert solved is not None  # the main process has solved it
+    on_main = call_on_main(lambda: _solve(task, model, train, val), context)
+    solved = broadcast_object(on_main and on_main._replace(sums=None, results=None), context)
+    assert solved  # the main process has solved it
     set_head(task.model, solved)
-    results = call_on_main(lambda: _results_of(task.evaluator, model, task.val, val.file), context)
-    return on_main._replace(results=results) if on_main else solved
+    return on_main or solved
 
 
 def _results_of(evaluator: Evaluator, model: FeatureModel, samples: Samples, file: Extracted) -> SampleResults:
@@ -151,16 +150,14 @@ def set_head(model: nn.Module, solved: Solved) -> None:
         head.bias.copy_(solved.bias)
 
 
-def _features(task: ProbeTask, model: FeatureModel, samples: Samples, split: str, fewest: int) -> Features:
-    """The features of a split on the main process, none on the others; a collective call.
+def _features(task: ProbeTask, model: FeatureModel, samples: Samples, split: str, fewest: int) -> Features | None:
+    """The features of a split on the main process, None on the others; a collective call.
 
     Raises UserError: they are not finite, or of less than `fewest` images.
     """
-    context = task.evaluator.context
     work = Extraction(task.config, samples, task.evaluator, model, task.bad_images, task.after_batch)
     file = work.once(split)
-    features = call_on_main(lambda: _readable(task, samples, split, fewest, file), context)
-    return features or Features(torch.empty(0), torch.empty(0), np.empty(0, np.int64), Extracted(np.empty(0), {}))
+    return call_on_main(lambda: _readable(task, samples, split, fewest, file), task.evaluator.context)
 
 
 def _readable(task: ProbeTask, samples: Samples, split: str, fewest: int, file: Extracted | None) -> Features:
@@ -181,7 +178,9 @@ def _readable(task: ProbeTask, samples: Samples, split: str, fewest: int, file: 
     return Features(values.to(device), targets.to(device), readable, file)
 
 
-def _solve(task: ProbeTask, train: Features, val: Features) -> Solved:
+def _solve(task: ProbeTask, model: FeatureModel, train: Features | None, val: Features | None) -> Solved:
+    """As `solve_head`, on the main process."""
+    assert train and val
     classes = task.config.model.num_logits
     with _products_in_float32():
         folds = _folds_of(task, train)
@@ -208,7 +207,9 @@ def _solve(task: ProbeTask, train: Features, val: Features) -> Solved:
         for rows, labels in zip(train.values.split(ROWS), train.targets.split(ROWS), strict=True):
             logits = F.linear(rows, weight, bias)
             sums.append(BatchSums.of(task.loss(logits, labels), logits, labels, len(labels)))
-    return Solved(weight.cpu(), bias.cpu(), l2, knn, reduce(add, sums), None)
+    solved = Solved(weight.cpu(), bias.cpu(), l2, knn, reduce(add, sums), None)
+    set_head(task.model, solved)
+    return solved._replace(results=_results_of(task.evaluator, model, task.val, val.file))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -29,7 +29,7 @@ from datasets.sources.samples import ImageFiles, Samples
 from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.split import hash_paths
 from engine.checkpoint.run_folder import lock_run_folder
-from engine.evaluation.evaluate import Computed, Evaluator
+from engine.evaluation.evaluate import AfterBatch, Computed, Evaluator
 from engine.evaluation.predictions import BATCHES_PER_WRITE
 from engine.evaluation.results import name_of_target
 from engine.evaluation.session import EvaluationSession
@@ -70,7 +70,7 @@ class Extraction:
     evaluator: Evaluator
     model: FeatureModel
     bad_images: BadImageList | None = None
-    after_batch: Callable[[], None] = lambda: None
+    after_batch: AfterBatch = lambda *_: None
 
     def to_file(self, path: Path) -> Extracted | None:
         """Computes the features, and writes them to `path`, an .npy file, on the main process.
@@ -106,11 +106,7 @@ class Extraction:
 
         with ExitStack() as cleanup:
             parts = evaluator.compute(
-                self.model,
-                batches,
-                lambda outputs, _: {"features": outputs},
-                BATCHES_PER_WRITE,
-                lambda *_: self.after_batch(),
+                self.model, batches, lambda outputs, _: {"features": outputs}, BATCHES_PER_WRITE, self.after_batch
             )
             for computed in parts:
                 call_on_main(partial(write, computed), context)

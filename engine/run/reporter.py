@@ -22,6 +22,7 @@ from utils.distributed import ProcessContext, call_on_main
 from utils.errors import UserError
 from utils.files import make_own_folder
 from utils.metric_table import METRICS
+from utils.notes import texts_of
 from utils.tables import format_duration, three_digits, wrap_parts
 
 _MIN_DATA_WAIT_SHARE = 0.05
@@ -58,7 +59,7 @@ def step_lines(
     wait, launch_bound = known["data_wait_share"], known["launch_bound_share"]
     left = seconds_left or 0.0
     norm, mean_norm = latest.grad_norm or 0.0, average.grad_norm or 0.0
-    unusual = (
+    unusual = texts_of(
         (wait >= _MIN_DATA_WAIT_SHARE, f"wait {wait:.0%}"),
         (launch_bound > _MIN_LAUNCH_BOUND_SHARE, f"launch-bound {launch_bound:.0%}"),
         (left > 0, f"left {format_duration(left)}"),
@@ -66,7 +67,7 @@ def step_lines(
         (shows_scale, f"loss scale {known['loss_scale']:g}"),
         (latest.skipped_samples > 0, f"skipped steps {known['skipped_steps']:g}"),
     )
-    return wrap_parts([*parts, *(text for applies, text in unusual if applies)])
+    return wrap_parts([*parts, *unusual])
 
 
 def format_speed(images_per_second: float) -> str:
@@ -207,14 +208,13 @@ class Reporter(Observer):
             parts.append(f"time left: {format_duration(seconds_left)}")
         self.logger.info(", ".join(parts))
         trained = to_metrics(sums)
-        values = trained.values if trained.samples else {}  # else all steps were skipped
         self._record.add_row(
             "epoch",
             epoch=progress.epoch + 1,
             step=progress.step,
             lr=progress.lr,
-            train_loss=values.get("loss"),
-            train_top1=values.get("top1"),
+            train_loss=trained.values.get("loss"),
+            train_top1=trained.values.get("top1"),
             skipped_images=self._unreadable_images(trained),
             train_seconds=round(train_seconds, 3),
             grad_norm=trained.grad_norm,
@@ -280,7 +280,7 @@ class Reporter(Observer):
         times = self.timer.totals().since(start.timer)
         seconds = time.perf_counter() - start.time
         figures = {"lr": progress.lr} | self._figures(latest.total_samples, seconds, times)
-        figures |= {"grad_norm": latest.grad_norm, **(latest.values if latest.samples else {})}
+        figures |= {"grad_norm": latest.grad_norm, **latest.values}
         scale = figures["loss_scale"]
         left = self.seconds_left(progress)
         shows_scale = scale != self._scale and (self.scaler.dynamic or scale != 1)

@@ -267,7 +267,7 @@ class Trainer:
             self.writer.check()
         self._save_if_due(progress.step, self.state.timer.take())
 
-    def after_eval_batch(self) -> None:
+    def after_eval_batch(self, *_: object) -> None:
         """A run resumed from a checkpoint that is saved here repeats the evaluation."""
         self._save_if_due()
 

@@ -2,7 +2,6 @@
 
 import io
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ from conftest import CPU, GREY, TINY_VIT, config_for, each_value, read_result, s
 from PIL import Image
 
 from engine.checkpoint import run_folder
+from engine.evaluation.evaluate import AfterBatch
 from engine.evaluation.session import build_eval_model
 from engine.features import store
 from engine.features.store import digest_inputs
@@ -78,7 +78,7 @@ def write_tar(root: Path, contents: Contents) -> Path:
     return root
 
 
-def features(output: Path, dataset: str, path: Path, after_batch: Callable[[], None] = lambda: None) -> np.ndarray:
+def features(output: Path, dataset: str, path: Path, after_batch: AfterBatch = lambda *_: None) -> np.ndarray:
     """The features of all images, kept in `output`, of a model that is always the same."""
     flags = [f"-dataset={dataset}", f"-data_path={path}", "-num_workers=0", "-batch_size_eval=50"]
     config = config_for(*flags, "-opts", *TINY_VIT, "MODEL.NUM_CLASSES=2")
@@ -117,7 +117,7 @@ def test_runs_compute_the_same_features_at_the_same_time(contents, tmp_path, mon
     path = write_folder(tmp_path / "data", contents)
     inner = []
 
-    def run_another():
+    def run_another(*_):
         if not inner:
             inner.append(None)
             inner.append(features(tmp_path, "folder", path))

@@ -141,7 +141,7 @@ class SlowMachine:
         self.factor, self.middle = factor, middle
         after_step, evaluate = Trainer.after_step, Trainer.after_eval_batch
         patch.setattr(Trainer, "after_step", lambda trainer, *given: (self.wait(1), after_step(trainer, *given)))
-        patch.setattr(Trainer, "after_eval_batch", lambda trainer: (self.wait(0.25), evaluate(trainer)))
+        patch.setattr(Trainer, "after_eval_batch", lambda trainer, *given: (self.wait(0.25), evaluate(trainer, *given)))
 
     def wait(self, seconds: float) -> None:
         self.seconds += seconds * (1 if self.seconds < self.middle else self.factor)
