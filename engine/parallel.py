@@ -221,19 +221,14 @@ class FSDP(Strategy):
         else:
             self.shards = options.shards_per_group or _ranks_per_host(context)
         if self.world_size % self.shards:
-            divisors = [str(size) for size in range(2, self.world_size + 1) if self.world_size % size == 0]
-            raise UserError(
-                f"PARALLEL.SHARDS_PER_GROUP: {self.world_size} processes cannot be divided into groups of "
-                f"{self.shards}; set it to one of {', '.join(divisors)}"
-            )
+            problem = f"{self.world_size} processes cannot be divided into groups of {self.shards}"
+            raise UserError(f"PARALLEL.SHARDS_PER_GROUP: {problem}; set it to a divisor of {self.world_size}")
 
     def shard(self, model: nn.Module, average: nn.Module | None, dtype_of: DtypeOf) -> str:
         for path, module in model.named_modules():
             if isinstance(module, BatchNorm):
-                raise UserError(
-                    f"PARALLEL.STRATEGY: this model has batch norms ({path})"
-                    ", whose running statistics are not shared; use ddp"
-                )
+                problem = f"this model has batch norms ({path}), whose running statistics are not shared"
+                raise UserError(f"PARALLEL.STRATEGY: {problem}; use ddp")
         # The backward pass starts with the parameters outside of blocks: they are not freed in between.
         units = self._shard_model(model, dtype_of, self.options.reshard_after_forward, reshard_rest=False)
         if average is not None:

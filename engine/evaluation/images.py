@@ -2,7 +2,7 @@
 
 import csv
 import gzip
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from itertools import repeat
@@ -86,7 +86,11 @@ def write_images(
         known: dict[tuple[str, ...], str] = {row[:2]: row.sha256 for row in before if source == folder}
         rows = list[Row]()
         for (split, samples), of_split in zip(splits.items(), hashes, strict=True):
-            rows += _rows_of(split, samples, of_split, known)
+            names = names_of_labels(samples, len(samples.class_counts(0)))
+            groups = samples.groups or repeat("")
+            for path, target, group, content in zip(samples.paths, samples.targets, groups, of_split, strict=False):
+                digest = content.tobytes().hex() if content.any() else known.get((split, path), "")
+                rows.append(Row(split, path, name_of_target(target, names), group, digest))
         problems = differences(before, rows) if is_same else []
         if not known:
             problems += trained_on(before, rows)
@@ -113,14 +117,6 @@ def _gather(samples: Samples, context: ProcessContext) -> np.ndarray:
     tensor = torch.from_numpy(rows).to(context.device, copy=True)
     dist.reduce(tensor, 0, dist.ReduceOp.MAX)
     return tensor.cpu().numpy()
-
-
-def _rows_of(split: str, samples: Samples, hashes: np.ndarray, known: Mapping[tuple[str, ...], str]) -> Iterator[Row]:
-    names = names_of_labels(samples, len(samples.class_counts(0)))
-    groups = samples.groups or repeat("")
-    for path, target, group, content in zip(samples.paths, samples.targets, groups, hashes, strict=False):
-        digest = content.tobytes().hex() if content.any() else known.get((split, path), "")
-        yield Row(split, path, name_of_target(target, names), group, digest)
 
 
 def differences(before: Sequence[Row], now: Sequence[Row]) -> list[str]:

@@ -221,17 +221,6 @@ def _units_of_classes(results: SampleResults, units: np.ndarray) -> np.ndarray:
     return np.stack([with_class, number - whole])
 
 
-def _units_of_predictions(results: SampleResults, units: np.ndarray) -> np.ndarray:
-    """The number of images or groups with an image that is predicted to have each class, int64 (C,).
-
-    Of several labels, half of all scores may be pairs: gigabytes, which other metrics need not take.
-    """
-    labels = results.labels[results.readable, 0]
-    if results.targets.ndim == 2:
-        labels = (results.predicted & (results.targets != UNKNOWN))[results.readable]
-    return _count_units(label_pairs(labels), units, len(results.per_class.count))[0]
-
-
 def _count_units(found: tuple[np.ndarray, ...], units: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
     """The units with one of the samples of each label, and those all of whose samples are among them, int64 (C,).
 
@@ -348,9 +337,12 @@ def _limits_of_classes(
         "mean_ap": (results.ranking.average_precision, with_class),
         "specificity": (figures.specificity, without),
     }
-    if metric.name == "precision":
-        predicted = np.maximum(_units_of_predictions(results, units), 1)
-        of_classes["precision"] = np.nan_to_num(figures.precision), predicted
+    if metric.name == "precision":  # half of all scores may be pairs: gigabytes, which other metrics need not take
+        labels = results.labels[results.readable, 0]
+        if results.targets.ndim == 2:
+            labels = (results.predicted & (results.targets != UNKNOWN))[results.readable]
+        predicted, _ = _count_units(label_pairs(labels), units, len(figures.count))
+        of_classes["precision"] = np.nan_to_num(figures.precision), np.maximum(predicted, 1)
     if metric.name not in of_classes:
         return 0.0, 0.0
     values, counts = of_classes[metric.name]

@@ -36,6 +36,7 @@ _THREE_DIGITS = np.array([f"{number:03}".encode() for number in range(1000)])
 _SHOWN_ROWS, _SHOWN_RANKS, _SHOWN_COLUMNS, _SHOWN_CHARS = 10, 3, 8, 48
 
 _Text = str | float
+# Path, labels and probabilities of the most probable classes, texts of the columns, and the error.
 _Image = tuple[str, np.ndarray, np.ndarray, dict[str, _Text], str | None]
 
 
@@ -142,9 +143,16 @@ class Predictions:
         assert results
         columns = {name: texts_of(results) for name, texts_of in self._columns.items()}
         for row in range(len(results.labels)):
-            image = self._image(results, row, {name: column[row] for name, column in columns.items()})
-            path, labels, probabilities, texts, error = image
-            self._write_row(image)
+            path = self._samples.listed_name(self.num_done)
+            texts = {name: column[row] for name, column in columns.items()}
+            error = results.errors.get(self.num_done)
+            number = self._num_ranks
+            if error:  # the other columns are empty
+                number = 0
+                texts |= dict.fromkeys(texts.keys() - {"target"}, "")
+            labels = results.labels[row, :number]
+            probabilities = results.calibrated.probabilities[row, :number]
+            self._write_row((path, labels, probabilities, texts, error))
             for objects in self._objects:  # a list, with an object in each line
                 ranked = zip(labels.tolist(), probabilities.tolist(), strict=True)
                 predictions = [{"class": self._class_names[label], "probability": round(p, 6)} for label, p in ranked]
@@ -204,7 +212,9 @@ class Predictions:
                 open_atomically(self._folder / XLSX_FILE, "wb") as book,
                 open(paths[0], newline="", encoding="utf-8-sig") as table,
             ):
-                write_workbook(book, csv.reader(table), self._number_columns)
+                columns = enumerate(self._header(self._num_ranks)[1:], 1)  # the first one is the path
+                numbers = [index for index, name in columns if name.startswith(("probability_", THRESHOLD))]
+                write_workbook(book, csv.reader(table), numbers)
             paths.append(self._folder / XLSX_FILE)
         if self._counts:
             header = ["group", "label", "images", *[REVIEW] * (REVIEW in self._columns)]
@@ -231,17 +241,6 @@ class Predictions:
     def metrics(self, best: str | None) -> Metrics:
         """The metrics of labelled data, whose results are in memory. best: of `EVAL.BEST_METRIC`."""
         return replace(join(self._kept), thresholds=self._thresholds, point=self._point).metrics(best)
-
-    def _image(self, results: SampleResults, row: int, texts: dict[str, _Text]) -> _Image:
-        """Path, labels and probabilities of the most probable classes, texts of the columns, and the error."""
-        error = results.errors.get(self.num_done)
-        number = self._num_ranks
-        if error:  # the other columns are empty
-            number = 0
-            texts |= dict.fromkeys(texts.keys() - {"target"}, "")
-        labels = results.labels[row, :number]
-        probabilities = results.calibrated.probabilities[row, :number]
-        return self._samples.listed_name(self.num_done), labels, probabilities, texts, error
 
     def _predicted(self, results: SampleResults) -> list[str]:
         predicted = replace(results, thresholds=self._thresholds).predicted
@@ -317,12 +316,6 @@ class Predictions:
             return [self._samples.column, *self._class_names, *self._columns]
         columns = [f"{name}_{rank}" for rank in range(1, num_ranks + 1) for name in ("class", "probability")]
         return [self._samples.column, *columns, *self._columns, "error"]
-
-    @property
-    def _number_columns(self) -> list[int]:
-        """The positions of the probabilities in the ranked table."""
-        columns = enumerate(self._header(self._num_ranks)[1:], 1)  # the first one is the path
-        return [index for index, name in columns if name.startswith(("probability_", THRESHOLD))]
 
     def _cells(self, image: _Image, num_ranks: int) -> list[str]:
         path, labels, probabilities, texts, error = image

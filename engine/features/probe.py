@@ -155,27 +155,25 @@ def _features(task: ProbeTask, model: FeatureModel, samples: Samples, split: str
 
     Raises UserError: they are not finite, or of less than `fewest` images.
     """
-    work = Extraction(task.config, samples, task.evaluator, model, task.bad_images, task.after_batch)
-    file = work.once(split)
-    return call_on_main(lambda: _readable(task, samples, split, fewest, file), task.evaluator.context)
+    context = task.evaluator.context
+    file = Extraction(task.config, samples, task.evaluator, model, task.bad_images, task.after_batch).once(split)
 
+    def read() -> Features:
+        assert file
+        if task.bad_images:  # of features that another run has computed, too
+            task.bad_images.add(BadImage(samples.name(index), reason, "") for index, reason in file.errors.items())
+        readable = np.setdiff1d(np.arange(len(samples)), list(file.errors))
+        values = torch.from_numpy(file.values[readable])
+        key = "TUNE" if task.config.model.solves_head else "HEAD"
+        title = f"MODEL.{key} probe: features of {split}"
+        if len(values) < fewest:
+            raise UserError(f"{title}: {len(values)} images can be read")
+        if not values.isfinite().all():
+            raise UserError(f"{title}: NaN or infinite; use bfloat16")
+        targets = torch.from_numpy(samples.targets[readable])
+        return Features(values.to(context.device), targets.to(context.device), readable, file)
 
-def _readable(task: ProbeTask, samples: Samples, split: str, fewest: int, file: Extracted | None) -> Features:
-    """As `_features`, on the main process."""
-    assert file
-    device = task.evaluator.context.device
-    if task.bad_images:  # of features that another run has computed, too
-        task.bad_images.add(BadImage(samples.name(index), reason, "") for index, reason in file.errors.items())
-    readable = np.setdiff1d(np.arange(len(samples)), list(file.errors))
-    values = torch.from_numpy(file.values[readable])
-    key = "TUNE" if task.config.model.solves_head else "HEAD"
-    title = f"MODEL.{key} probe: features of {split}"
-    if len(values) < fewest:
-        raise UserError(f"{title}: {len(values)} images can be read")
-    if not values.isfinite().all():
-        raise UserError(f"{title}: NaN or infinite; use bfloat16")
-    targets = torch.from_numpy(samples.targets[readable])
-    return Features(values.to(device), targets.to(device), readable, file)
+    return call_on_main(read, context)
 
 
 def _solve(task: ProbeTask, model: FeatureModel, train: Features | None, val: Features | None) -> Solved:
@@ -185,9 +183,17 @@ def _solve(task: ProbeTask, model: FeatureModel, train: Features | None, val: Fe
     with _products_in_float32():
         folds = _folds_of(task, train)
         lone = classes_of_one_fold(train.targets, folds)
+        names = names_of_labels(task.train, classes)
         if len(lone):
-            _log_lone_classes(task, lone)
-        weight, bias, l2 = _fit(task, train, folds)
+            text = f"classes with all training images in one of five folds: {list_names([names[one] for one in lone])}"
+            task.logger.log(f"----- Probe: {text}; these images neither choose the L2 penalty nor are suspects")
+        if task.solved:
+            l2 = task.solved.l2
+            weight = task.solved.weight.to(train.values)
+            bias = task.solved.bias.to(train.values)
+        else:
+            weight, bias, l2 = fit_probe(train.values, train.targets, classes, task.loss, folds)
+            task.logger.log(f"----- Probe: L2 penalty {l2:g} of the weights for standardized features")
         knn = None
         if not task.config.data.multi_label:
             knn = knn_top1(train.values, train.targets, val.values, val.targets, classes)
@@ -202,7 +208,7 @@ def _solve(task: ProbeTask, model: FeatureModel, train: Features | None, val: Fe
                 (task.train, train.indices[known], of_train.take(known)),
                 (task.val, val.indices[trained], of_val.take(trained)),
             ]
-            task.logger.info(f"Suspects: {_list_suspects(task, names_of_labels(task.train, classes), parts)}")
+            task.logger.info(f"Suspects: {_list_suspects(task, names, parts)}")
         sums = []
         for rows, labels in zip(train.values.split(ROWS), train.targets.split(ROWS), strict=True):
             logits = F.linear(rows, weight, bias)
@@ -234,22 +240,6 @@ def _folds_of(task: ProbeTask, train: Features) -> torch.Tensor:
         return stratified_folds(train.targets, group_of)
     task.logger.warn("Probe: one group has all training images: its folds, too, are of images (DATA.GROUPS)")
     return stratified_folds(train.targets)
-
-
-def _log_lone_classes(task: ProbeTask, lone: torch.Tensor) -> None:
-    names = names_of_labels(task.train, task.config.model.num_logits)
-    listed = list_names([names[label] for label in lone])
-    text = f"classes with all training images in one of five folds: {listed}"
-    task.logger.log(f"----- Probe: {text}; these images neither choose the L2 penalty nor are suspects")
-
-
-def _fit(task: ProbeTask, train: Features, folds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Weight (C, F), bias (C,) and L2 penalty of the head."""
-    if task.solved:
-        return task.solved.weight.to(train.values), task.solved.bias.to(train.values), task.solved.l2
-    fitted = fit_probe(train.values, train.targets, task.config.model.num_logits, task.loss, folds)
-    task.logger.log(f"----- Probe: L2 penalty {fitted[2]:g} of the weights for standardized features")
-    return fitted
 
 
 def _list_suspects(task: ProbeTask, names: Sequence[str], parts: Sequence[tuple[Samples, np.ndarray, Margins]]) -> str:

@@ -136,8 +136,12 @@ class Extraction:
             def complete() -> Extracted:
                 assert found
                 if computed:
-                    found.parts.insert(0, _Part(found.keys[missing], computed))
-                    _write_record(path, found.parts[0])
+                    part = _Part(found.keys[missing], computed)
+                    found.parts.insert(0, part)
+                    with open_atomically(path.with_name("keys.npy"), "wb") as file:
+                        np.save(file, part.keys)
+                    record = {"crc": part.crc, "errors": list(computed.errors.items())}  # last: the files are whole
+                    atomic_write(path.with_name(f"{path.name}.json"), json.dumps(record))
                 return _find(found.keys, found.parts)[0]
 
             return call_on_main(complete, context)
@@ -231,14 +235,6 @@ def _find(keys: np.ndarray, parts: Sequence[_Part]) -> tuple[Extracted, np.ndarr
         reasons = part.extracted.errors
         errors |= {index: reasons[rows[index]] for index in found.tolist() if rows[index] in reasons}
     return Extracted(values, errors), is_known
-
-
-def _write_record(path: Path, part: _Part) -> None:
-    """Writes the keys, and then the record that the file of features at `path` is whole."""
-    with open_atomically(path.with_name("keys.npy"), "wb") as file:
-        np.save(file, part.keys)
-    record = {"crc": part.crc, "errors": list(part.extracted.errors.items())}
-    atomic_write(path.with_name(f"{path.name}.json"), json.dumps(record))
 
 
 def _read_parts(folder: Path) -> Iterator[_Part]:

@@ -107,9 +107,9 @@ def find_problem(values: Values) -> Problem | None:
     limit = torch.finfo(values.precision.dtype).max / MIN_MARGIN
     overflowing = [pair for pair in values.ops if math.isfinite(pair.exact.size) > math.isfinite(pair.half.size)]
     close = [pair for pair in values.ops if pair.half.largest > limit]
-    found = [(pair, "overflows") for pair in overflowing] + [(pair, "nearly overflows") for pair in close]
-    if found:
-        first, verb = found[0]
+    if overflowing or close:
+        first = (overflowing + close)[0]
+        verb = "overflows" if overflowing else "nearly overflows"
         text = f"{dtype} {verb} in {place(first)}: the result of {first.half.op} is up to {three_digits(first.peak)}."
         too_large = [pair for pair in values.ops if pair.exact.largest > limit]
         entries = dict.fromkeys(map(entry_of, (first, *too_large)))

@@ -2,7 +2,7 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +70,11 @@ def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -
     tables = ResultTables(folder, classes, names.__getitem__)
     tables.write(results.metrics(runs[0].metric.name), results, about)
     pooled = evaluation_in(folder)
-    _copy_pictures(pooled, pictures)
+    shutil.rmtree(folder / PICTURES, ignore_errors=True)
+    make_own_folder(folder / PICTURES)
+    for row in pooled.rows("mistakes", "path", "index"):  # each is among the worst images of its fold
+        with suppress(KeyError, OSError):
+            shutil.copyfile(pictures[row["path"]], folder / PICTURES / f"{row['index']}.jpg")
     return pooled
 
 
@@ -82,13 +86,3 @@ def _write_suspects(
     images = [("val", name) for name in names]
     decided = decided_rows(options["DATA.CORRECTIONS"], options["DATA.ENCODING"]).values()
     return len({*write_suspects(folder / SUSPECTS, found, images, classes, decided, options["DATA.DATA_PATH"])})
-
-
-def _copy_pictures(pooled: Evaluation, pictures: Mapping[str, Path]) -> None:
-    """Of the worst images, each of which is among the worst of its fold. pictures: of the folds, by image."""
-    folder = pooled.folder / PICTURES
-    shutil.rmtree(folder, ignore_errors=True)
-    make_own_folder(folder)
-    for row in pooled.rows("mistakes", "path", "index"):
-        with suppress(KeyError, OSError):
-            shutil.copyfile(pictures[row["path"]], folder / f"{row['index']}.jpg")

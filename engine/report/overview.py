@@ -87,8 +87,7 @@ def _remark_on_result(run: RunContents) -> str:
 
 def _tiles_of_images(run: RunContents, evaluation: Evaluation, split: str) -> list[Tile]:
     """The operating point, the groups and the worst class of an evaluation. split: names its images."""
-    points_of = _point_tiles(evaluation, split)
-    return [*points_of, *_group_tiles(run, evaluation, split), *_worst_class(run, evaluation, split)]
+    return _point_tiles(evaluation, split) + _group_tiles(run, evaluation, split) + _worst_class(run, evaluation, split)
 
 
 def interval_text(limits: Sequence[float] | None) -> str:
@@ -229,7 +228,7 @@ def class_figures(run: RunContents) -> list[str]:
     macro_f1 = Tile(f"{named} macro F1".strip(), percent(evaluation.values.get("macro_f1")))
     classes = _texts_of([macro_f1, *_worst_class(run, evaluation, named)])
     lines = [f"Classes: {', '.join(classes)}"] if classes else []
-    return lines + _texts_of([*_point_tiles(evaluation, split), *_group_tiles(run, evaluation, split)])
+    return lines + _texts_of(_point_tiles(evaluation, split) + _group_tiles(run, evaluation, split))
 
 
 def _texts_of(tiles: list[Tile]) -> list[str]:

@@ -92,12 +92,6 @@ def _views(evaluations: Mapping[str, Evaluation], is_multi_label: bool) -> list[
     ]
 
 
-def _first_matrix(views: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The view whose confusion matrix is on the first screen: of the last images that have a small one, but groups."""
-    fitting = [one for one in views if one["confusion"] and len(one["confusion"][0]) <= _MAX_FIRST]
-    return next((one for one in reversed(fitting) if "by group" not in one["of"]), None)
-
-
 def comparison_page(
     runs: Sequence[RunContents],
     groups: Sequence[tables.Group],
@@ -130,7 +124,9 @@ def comparison_page(
 
 
 def _render(template: str, values: dict[str, Any], is_shared: bool) -> str:
-    values |= {"is_shared": is_shared, "first": _first_matrix(values["views"])}
+    # The first screen has the confusion matrix of the last images that have a small one, but groups.
+    fitting = [one for one in values["views"] if one["confusion"] and len(one["confusion"][0]) <= _MAX_FIRST]
+    first = next((one for one in reversed(fitting) if "by group" not in one["of"]), None)
     require("The page of a run", "jinja2")
     from markupsafe import Markup  # late, as jinja2: a run continues without its page
 
@@ -138,9 +134,16 @@ def _render(template: str, values: dict[str, Any], is_shared: bool) -> str:
     style, script = ((folder / name).read_text(encoding="utf-8") for name in ("style.css", "page.js"))
     sources = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:"
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
-    common = {"policy": policy, "style": Markup(style), "script": Markup(script)}
-    written = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    return _environment().get_template(template).render(values, **common, written=written)
+    page = _environment().get_template(template)
+    return page.render(
+        values,
+        is_shared=is_shared,
+        first=first,
+        policy=policy,
+        style=Markup(style),
+        script=Markup(script),
+        written=time.strftime("%Y-%m-%d %H:%M:%S %z"),
+    )
 
 
 @cache

@@ -87,16 +87,6 @@ class _Console(logging.Handler):
         sys.stdout.flush()
 
 
-class _NoConsole(logging.NullHandler):
-    """Of other ranks; without a handler, Python prints warnings."""
-
-    has_file = False
-
-    def begin(self, lines: Sequence[str]) -> None: ...
-
-    def show(self, line: str) -> None: ...
-
-
 def _fitted(line: str, end: str = "") -> str:
     """The line in the width of the screen: without the middle of its longest path, then without its last words.
 
@@ -144,8 +134,8 @@ class RunLogger:
         self.record, self.started = RunRecord(context.is_main), time.perf_counter()
         self._run, self._rank = _new_logger(RUN_LOG), _new_logger(RANK_LOG)
         self._files = [(self._rank, f"log_{context.rank}.txt" if context.world_size > 1 else LOG, _new_buffer())]
-        self._console = _Console(self.record, shows_all) if context.is_main else _NoConsole()
-        self._run.addHandler(self._console)
+        self._console = _Console(self.record, shows_all) if context.is_main else None
+        self._run.addHandler(self._console or logging.NullHandler())  # without a handler, Python prints warnings
         self._skipped = Counter[str]()  # images that the run has warned of, by split
         if context.is_main:
             self._files.append((self._run, LOG, _new_buffer()))
@@ -161,19 +151,22 @@ class RunLogger:
             logger.removeHandler(buffer)
             buffer.close()  # writes its lines to the file
             logger.addHandler(file)
-        self._console.has_file = True
+        if self._console:
+            self._console.has_file = True
 
     def announce(self, message: str) -> None:
         """Logs a line, and prints it at once, cut to the width of the screen."""
         self.log(f"{_MARK}{message}")
-        self._console.show(message)
+        if self._console:
+            self._console.show(message)
 
     def begin(self, *lines: str) -> None:
         """Prints the first lines on the screen: of the run, then a few of its notes for the screen and its warnings.
 
         Without a log file, all of them. Later ones are printed at once.
         """
-        self._console.begin(lines)
+        if self._console:
+            self._console.begin(lines)
 
     def info(self, message: str) -> None:
         """Logs a line, and prints it at once."""

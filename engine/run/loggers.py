@@ -54,9 +54,7 @@ class TensorBoardLogger:
     """Writes event files to the folder `details`: curves, options and environment as text, a row of hyperparameters."""
 
     def __init__(self, log: _Log) -> None:
-        tensorboard = import_tensorboard()
-        self._writer_type: Any = tensorboard.SummaryWriter
-        self._hparams: Any = tensorboard.summary.hparams
+        self._library = import_tensorboard()
 
     def start(self, run: LoggedRun) -> None:
         """Hides events after the position of the checkpoint: a resumed run repeats them.
@@ -64,8 +62,8 @@ class TensorBoardLogger:
         The table of hyperparameters has a row per folder. Unlike `SummaryWriter.add_hparams`, this declares no
         experiment, so that its columns are the options and scalars of all runs.
         """
-        self._board: Any = self._writer_type(run.folder / DETAILS, purge_step=run.steps_done + 1)
-        _, session_start, self._session_end = self._hparams(dict(run.hyperparameters), {})
+        self._board: Any = self._library.SummaryWriter(run.folder / DETAILS, purge_step=run.steps_done + 1)
+        _, session_start, self._session_end = self._library.summary.hparams(dict(run.hyperparameters), {})
         self._board.file_writer.add_summary(session_start)
         # Indented text is a code block: Markdown shows it as it is.
         for name, text in (("options", run.options), ("environment", write_yaml(run.environment))):
