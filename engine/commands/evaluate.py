@@ -13,17 +13,17 @@ from datasets.loading.loader import BadImageList, build_eval_loader
 from datasets.loading.sampler import Key
 from datasets.sources.class_names import names_of_labels
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
-from engine.evaluation.files import EXPLANATIONS, write_maps
+from engine.evaluation.files import EXPLANATIONS, EvaluationFiles, write_maps
 from engine.evaluation.images import write_images
 from engine.evaluation.mean import write_measured
 from engine.evaluation.predictions import CSV_FILE, Predictions, batches_per_write
 from engine.evaluation.results import TOP_K, classes_without_images
-from engine.evaluation.session import EvaluationSession, build_eval_files, build_session
+from engine.evaluation.session import EvaluationSession, build_session
 from engine.features.store import embed
 from engine.plan.evaluation import EvaluationPlan
 from engine.run.folder import check_shared, open_new_folder, start_log
 from engine.run.log import RunLogger
-from engine.run.record import REPORT
+from engine.run.record import EVALUATION, REPORT
 from engine.run.reporter import log_validation
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import ProcessContext, call_on_main, find_on_main, work_while_others_wait
@@ -71,13 +71,13 @@ def evaluate(command: Command, context: ProcessContext) -> int:
             device=device_name(context.device),
         )
         logger.record.update()  # before the files, which may fail
-        files = build_eval_files(config, samples, evaluator, folder)
+        files = EvaluationFiles(folder / EVALUATION, samples, config, evaluator)
         chooses_point = bool(evaluator.point and not evaluator.point.is_chosen)
         files.write(metrics, results, session.model, epoch=None, chooses_point=chooses_point, **about)
         if command.runs and not plan.images.trained:
             write_measured(command.runs, metrics.decision, config.eval.tta)
         logger.record.update(state="finished", exit_status=0)
-        contents = contents_of(logger.record, config, files.values)
+        contents = contents_of(logger.record, config)
         score = score_text(contents, contents.evaluation, metrics.score)
         figure = f"{plan.title} {metrics.metric.title} {plan.images.remark}".rstrip()
         logger.info(f"----- {figure}: {score}")

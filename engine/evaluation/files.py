@@ -9,7 +9,7 @@ Legend: B images, C channels, S pixels on a side, H heads, T tokens, G cells on 
 import io
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -22,10 +22,11 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import nn
 
-from configs.schema import Data
+from configs.schema import Config, Data
 from datasets.batch import Batch, is_padding
 from datasets.decoding.images import BadImage
 from datasets.loading.sampler import Key
+from datasets.sources.class_names import names_of_labels
 from datasets.sources.samples import Samples
 from datasets.sources.shared_arrays import to_nfc
 from datasets.transforms.host import build_eval_host_transform, eval_geometry
@@ -239,15 +240,11 @@ NOT_DRAWN = "attention maps: the run ended before they were drawn; -eval draws t
 
 @dataclass
 class EvaluationFiles:
-    """The folder of the evaluations of one split; a later evaluation replaces the files of an earlier one.
-
-    class_names: of all labels of the model.
-    """
+    """The folder of the evaluations of one split; a later evaluation replaces the files of an earlier one."""
 
     folder: Path
     samples: Samples
-    data: Data
-    class_names: Sequence[str]
+    config: Config
     evaluator: Evaluator
 
     @property
@@ -262,12 +259,13 @@ class EvaluationFiles:
         """
         make_own_folder(self.folder)
         shown = {index: (self.samples, index) for index in worst_mistakes(results.calibrated)}  # each takes a pass
-        crops = write_pictures(self.folder / PICTURES, shown, self.data)
+        crops = write_pictures(self.folder / PICTURES, shown, self.config.data)
         note: str | None = NOT_DRAWN if crops else "no picture"  # why there are no attention maps
         if crops and model is not None:
             note = write_attention(self.folder / PICTURES, crops, model, self.evaluator)
         more = {"tta": "flip" if self.evaluator.flips else "none", "attention": note}
-        if self.data.groups and results.groups is None:
+        if self.config.data.groups and results.groups is None:
             results = replace(results, lacks_groups=True)
-        tables = ResultTables(self.folder, self.class_names, self.samples.name, self.samples.checksums())
+        names = names_of_labels(self.samples, self.config.model.num_logits)
+        tables = ResultTables(self.folder, names, self.samples.name, self.samples.checksums())
         return tables.write(metrics, results, about, **more)

@@ -72,16 +72,15 @@ class RankingFigures:
         return mean_defined(self.average_precision)
 
 
-def rank_samples(targets: np.ndarray, scores: np.ndarray, rows: np.ndarray | None = None) -> RankingFigures:
+def rank_samples(targets: np.ndarray, scores: np.ndarray, rows: np.ndarray) -> RankingFigures:
     """The figures of each class.
 
     targets: labels (N,) or multi-hot (N, C), whose cells `UNKNOWN` do not count. scores: float32 (N, C), any
     increasing function of the probability. A score that is NaN is the lowest. rows: of the samples that count, without
-    padding; None: all.
+    padding.
     """
     precision, auroc, threshold = (np.full(scores.shape[1], value) for value in (np.nan, np.nan, 0.0))
     operating = np.full((len(OPERATING), scores.shape[1]), np.nan)
-    rows = np.arange(len(scores)) if rows is None else rows
     for label, unsorted, is_own, is_known in read_labels(targets, scores, rows):
         values = to_finite(unsorted[is_known])
         is_own = is_own[is_known]

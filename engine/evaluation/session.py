@@ -23,7 +23,6 @@ from datasets.transforms.device import Normalize
 from engine.checkpoint.files import find_checkpoint
 from engine.checkpoint.weights_record import weights_record
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.files import EvaluationFiles
 from engine.evaluation.intervals import point_of
 from engine.evaluation.mean import MeanOfModels, read_measured
 from engine.evaluation.ranking import has_label
@@ -34,7 +33,6 @@ from engine.run.cost import copy_to_meta, count_parameters
 from engine.run.facts import Devices
 from engine.run.folder import record_environment
 from engine.run.log import RunLogger
-from engine.run.record import EVALUATION
 from models.build import build_model
 from models.kernels import AUTO, EXPLICIT, fold_batch_norms, fuse_plain_attention, prepare_convolutions, use_attention
 from models.weights.choose import EVALUATE, Purpose
@@ -352,14 +350,6 @@ def build_evaluator(config: Config, precision: Precision, strategy: Strategy, co
         best_metric=config.eval.best_metric,
         keeps_logits=config.eval.save_logits,
     )
-
-
-def build_eval_files(
-    config: Config, samples: Samples, evaluator: Evaluator, folder: Path, name: str = EVALUATION
-) -> EvaluationFiles:
-    """The files of the evaluations of `samples`, in `name` in the folder of a run."""
-    names = names_of_labels(samples, config.model.num_logits)
-    return EvaluationFiles(folder / name, samples, config.data, names, evaluator)
 
 
 def apply_op_lists(model: nn.Module, attention: str, precision: Precision) -> None:

@@ -150,30 +150,31 @@ class Extraction:
         """locks: receives the lock of the folder to write. Raises UserError: it cannot be written."""
         digest = digest_inputs(self.config, self.model.backbone(), self.evaluator.context.device.type)
         folder = Path(self.config.save) / "features" / digest[:16]
-        keys = image_keys(self.samples, split)
+        samples = self.samples
+        names = map(samples.name, range(len(samples)))
+        place = "" if isinstance(samples, ImageFiles) else f"{split} {digest_of(samples)}"  # their names are numbers
+        texts = (f"{place}\n{name}\n{state}" for name, state in zip(names, samples.states().tolist(), strict=True))
+        keys = hash_paths(StringPacker(texts).strings())  # a key changes with the name and the state of its image
         parts = [*_read_parts(folder)]
         missing = np.flatnonzero(~_find(keys, parts)[1])
-        if len(missing) and type(self.samples) is not ImageFiles:
+        if len(missing) and type(samples) is not ImageFiles:
             missing = np.arange(len(keys))
         known = f"{len(keys) - len(missing)} of {len(keys)} computed before"
         logging.getLogger(RUN_LOG).debug(f"----- Features of {len(keys)} images, {known}: {folder}")
-        place = folder / f"{split}-{sha256(keys[missing].tobytes()).hexdigest()[:16]}"
+        own = folder / f"{split}-{sha256(keys[missing].tobytes()).hexdigest()[:16]}"
         if not len(missing):
-            return _Stored(keys, parts, missing, place)
+            return _Stored(keys, parts, missing, own)
         try:
-            place.mkdir(parents=True, exist_ok=True)
+            own.mkdir(parents=True, exist_ok=True)
             try:
-                locks.enter_context(lock_run_folder(place))
+                locks.enter_context(lock_run_folder(own))
             except Unavailable:  # another run, such as of another fold, computes them at the same time
-                place = folder / f"{place.name}-{os.getpid()}"
-                place.mkdir(exist_ok=True)
+                own = folder / f"{own.name}-{os.getpid()}"
+                own.mkdir(exist_ok=True)
         except OSError as error:
-            raise error_from(
-                error,
-                f"{place}: cannot be written ({error.strerror or error}); "
-                f"{space_fix(error)}, or give another folder with -output",
-            ) from error
-        return _Stored(keys, parts, missing, place / "features.npy")
+            problem = f"{own}: cannot be written ({error.strerror or error})"
+            raise error_from(error, f"{problem}; {space_fix(error)}, or give another folder with -output") from error
+        return _Stored(keys, parts, missing, own / "features.npy")
 
 
 def _new_array(temporary: Path, shape: tuple[int, int], path: Path) -> np.memmap:
@@ -210,14 +211,6 @@ class _Part(NamedTuple):
     @property
     def crc(self) -> int:
         return zlib.crc32(self.extracted.values.data, zlib.crc32(self.keys.data))
-
-
-def image_keys(samples: Samples, split: str) -> np.ndarray:
-    """A number of each image that changes with its name and its state: uint64 (N,)."""
-    names = map(samples.name, range(len(samples)))
-    place = "" if isinstance(samples, ImageFiles) else f"{split} {digest_of(samples)}"  # their names are numbers
-    texts = (f"{place}\n{name}\n{state}" for name, state in zip(names, samples.states().tolist(), strict=True))
-    return hash_paths(StringPacker(texts).strings())
 
 
 def _find(keys: np.ndarray, parts: Sequence[_Part]) -> tuple[Extracted, np.ndarray]:

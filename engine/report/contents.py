@@ -224,14 +224,14 @@ def best_epoch(rows: list[Row], metric: Metric) -> tuple[int, float] | None:
     return int(epoch), score
 
 
-def contents_of(record: RunRecord, config: Config, evaluation: Mapping[str, Any]) -> RunContents:
-    """What the last lines of a run in this process show. evaluation: the values of its evaluation."""
-    found = Evaluation(record.folder / EVALUATION, evaluation)
+def contents_of(record: RunRecord, config: Config) -> RunContents:
+    """What the last lines of a run in this process show."""
     options = dict(flatten(config.model_dump(by_alias=True, mode="json")))
+    evaluation = evaluation_in(record.folder / EVALUATION)
     test = Evaluation(record.folder / TEST_EVALUATION, {})
     if record.values["result"]["test"]:
         test = evaluation_in(test.folder)
-    return RunContents(record.folder, options, record.values, [*record.epochs.values()], found, test)
+    return RunContents(record.folder, options, record.values, [*record.epochs.values()], evaluation, test)
 
 
 def read_contents(folder: Path) -> RunContents:

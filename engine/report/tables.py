@@ -244,10 +244,10 @@ def groups_of(runs: Sequence[RunContents], problems: list[str]) -> list[Group]:
     for run in trained:
         options = _given(run)
         groups.setdefault(repr([[options.get(key) for key in asked], run.metric.name]), []).append(run)
-    differing = compared_options(trained)
     if len(groups) == len(trained):
+        differing = compared_options(trained)
         if repeated := [key for key in _REPEATED if key in differing]:
-            others = " and ".join(key for key in asked if key in differing) or "metric"
+            others = " and ".join(asked) or "metric"
             problems.append(f"no mean over {' and '.join(repeated)}: no two runs have the same {others}")
         return []
     left_out = [run for run in trained if not _is_result(run)]

@@ -9,8 +9,8 @@ from configs.command_line import Command
 from datasets.loading.loader import build_eval_loader
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import BEST, LAST
-from engine.evaluation.files import NOT_DRAWN
-from engine.evaluation.session import EvalModel, build_eval_files, build_eval_model
+from engine.evaluation.files import NOT_DRAWN, EvaluationFiles
+from engine.evaluation.session import EvalModel, build_eval_model
 from engine.features.probe import evaluate_test_images
 from engine.progress import Evaluated
 from engine.report.contents import RunContents
@@ -155,7 +155,7 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int
             logger.warn(
                 f"{num_bad} of {len(test)} test images cannot be read and do not count; bad_images_*.csv names them"
             )
-        files = build_eval_files(trainer.config, test, built.evaluator, trainer.outputs.folder, TEST_EVALUATION)
+        files = EvaluationFiles(trainer.outputs.folder / TEST_EVALUATION, test, trainer.config, built.evaluator)
         try:
             files.write(metrics, results, built.compute, epoch=epoch, split="test")
         except (OSError, UserError) as error:  # the result is more important

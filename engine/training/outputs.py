@@ -14,7 +14,6 @@ from engine.checkpoint.files import FoundCheckpoint
 from engine.checkpoint.run_folder import BEST, lock_run_folder
 from engine.checkpoint.weights_record import describe_data, write_held_out
 from engine.evaluation.files import EvaluationFiles
-from engine.evaluation.session import build_eval_files
 from engine.plan.training import new_run
 from engine.progress import Evaluated
 from engine.report.contents import RunContents, contents_of
@@ -23,7 +22,7 @@ from engine.run.facts import TrainingData, read_fact
 from engine.run.folder import enter_folder, open_new_folder
 from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
-from engine.run.record import REPORT, RunRecord, read_run
+from engine.run.record import EVALUATION, REPORT, RunRecord, read_run
 from engine.run.reporter import Reporter
 from engine.training.session import Session
 from engine.training.snapshot import RunPosition, space_notes
@@ -141,7 +140,7 @@ def _outputs(session: Session, folder: Path, logger: RunLogger) -> RunOutputs:
         max_steps=config.train.max_steps,
         loggers=LoggerGroup(config.loggers, to_yaml(config), non_default_options(config), logger),
     )
-    evaluation = build_eval_files(config, session.plan.val, session.evaluator, folder)
+    evaluation = EvaluationFiles(folder / EVALUATION, session.plan.val, config, session.evaluator)
     return RunOutputs(folder=folder, logger=logger, reporter=reporter, evaluation=evaluation)
 
 
@@ -169,7 +168,7 @@ class RunReport:
     @property
     def contents(self) -> RunContents:
         """The run as the page shows it, from the record in memory."""
-        return contents_of(self.outputs.record, self.config, self.outputs.evaluation.values)
+        return contents_of(self.outputs.record, self.config)
 
     def update(self, evaluated: Evaluated | None = None, now: bool = False) -> None:
         """Writes the files, unless they were written a short while ago. now: writes them in any case.

@@ -5,6 +5,7 @@ import json
 import os
 import tracemalloc
 import zipfile
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from test_pictures import evaluator_for
 from torch import nn
 
 from configs.flags import Prediction
-from configs.schema import Data
+from configs.schema import Config
 from configs.schema.operating_point import OperatingPoint
 from datasets.batch import PADDING
 from datasets.decoding.decode import LazyImage
@@ -35,8 +36,8 @@ HOSTILE = ["=cmd|' /C calc'!A0", "<script>alert(1)</script>", "two\nlines", "\x1
 class Noise(Samples):
     """Images of noise with the given names."""
 
-    def __init__(self, names: list[str]) -> None:
-        super().__init__(["a"])
+    def __init__(self, names: list[str], class_names: Sequence[str] = ("a",)) -> None:
+        super().__init__([*class_names])
         self.names = names
         self.arrays = {"targets": np.zeros(len(names), np.int64)}
 
@@ -56,8 +57,8 @@ def results_for(targets: np.ndarray, predicted: np.ndarray) -> SampleResults:
 
 
 def files_for(folder: Path, class_names: list[str], sample_names: list[str], context) -> EvaluationFiles:
-    data = Data.model_validate({"IMAGE_SIZE": 16})
-    return EvaluationFiles(folder, Noise(sample_names), data, class_names, evaluator_for(context))
+    config = Config.model_validate({"DATA": {"IMAGE_SIZE": 16}, "MODEL": {"NUM_CLASSES": len(class_names)}})
+    return EvaluationFiles(folder, Noise(sample_names, class_names), config, evaluator_for(context))
 
 
 def read_table(path: Path) -> list[list[str]]:
@@ -103,7 +104,7 @@ def test_images_without_their_groups_have_no_interval(tmp_path, cpu):
     results = results_for(targets, np.where(np.arange(42) < 30, targets, 0))
     files = files_for(tmp_path, list("abc"), ["image"] * 42, cpu)
     assert files.write(results.metrics(), results, None)["interval"] is not None
-    files.data = files.data.model_copy(update={"groups": "patient"})
+    files.config = files.config.with_data(groups="patient")
     summary = files.write(results.metrics(), results, None)
     assert summary["interval"] is None
     assert "groups" in summary["interval_missing"]

@@ -344,7 +344,7 @@ def test_operating_points_are_those_of_scikit_learns_curve(seed, decimals, tmp_p
 
 def test_a_score_that_is_not_a_number_is_the_lowest():
     targets, scores = np.array([[1], [0], [0]], dtype=np.int8), np.array([[np.nan], [1], [-5]], dtype=np.float32)
-    assert rank_samples(targets, scores).average_precision.tolist() == pytest.approx([100 / 3])
+    assert rank_samples(targets, scores, np.arange(len(targets))).average_precision.tolist() == pytest.approx([100 / 3])
 
 
 @pytest.mark.parametrize("classes", [2, 4])

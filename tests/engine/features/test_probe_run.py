@@ -31,8 +31,8 @@ from PIL import Image
 from configs.command_line import parse_command_line
 from engine.evaluation.images import read_images
 from engine.evaluation.suspects import margins, write_suspects
-from engine.features.probe import _readable
-from engine.features.store import Extracted
+from engine.features.probe import _features
+from engine.features.store import Extracted, Extraction
 from tests.datasets.sources.source_helpers import write_image
 from tests.engine.report.run_folders import read_page
 from utils.files import read_json
@@ -245,10 +245,11 @@ def test_wrong_labels_are_listed_once_and_corrected_in_the_next_run(tmp_path):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_features_that_are_not_finite_end_the_run(value):
+def test_features_that_are_not_finite_end_the_run(value, cpu, monkeypatch):
     file = Extracted(np.array([[1.0], [value]], np.float32), {})
+    monkeypatch.setattr(Extraction, "once", lambda *_: file)
     config = config_for("-opts", "MODEL.TUNE=probe", "MODEL.PRETRAINED=x.pth")
-    task = SimpleNamespace(config=config, evaluator=SimpleNamespace(context=None), bad_images=None)
-    task.evaluator.context = SimpleNamespace(device=torch.device("cpu"))
+    evaluator = SimpleNamespace(context=cpu)
+    task = SimpleNamespace(config=config, evaluator=evaluator, bad_images=None, after_batch=None)
     with refused("features of train: NaN or infinite"):
-        _readable(task, range(2), "train", 1, file)
+        _features(task, None, range(2), "train", 1)
