@@ -48,9 +48,9 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     seconds = time.perf_counter() - started
     write_images({plan.split: samples}, folder, config.model.pretrained, True, config.data, context, logger)
     precision = evaluator.precision.name
+    log_validation(logger, _title(plan), metrics, config.model.num_logits, seconds, plan.title, precision)
     lost = classes_without_images(results, samples)
-    classes = config.model.num_logits
-    log_validation(logger, _title(plan), metrics, classes, len(samples), seconds, plan.title, precision, lost)
+    logger.warn_of_skipped(plan.title.lower(), len(samples) - metrics.samples, lost)
 
     def record() -> None:
         assert results
@@ -168,7 +168,7 @@ def label(session: EvaluationSession, folder: Path, options: Prediction, logger:
         if options.path is None and num_readable:
             metrics = predictions.metrics(config.eval.best_metric)
             precision = evaluator.precision.name
-            log_validation(logger, _title(plan), metrics, classes, metrics.samples, seconds, plan.title, precision)
+            log_validation(logger, _title(plan), metrics, classes, seconds, plan.title, precision)
         logger.info(f"----- Predictions: {', '.join(map(str, files))}")
         return num_readable
 

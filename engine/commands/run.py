@@ -10,12 +10,7 @@ from datasets.recognition import recognize_dataset
 from engine.plan.training import check_same_options
 from engine.run.log import print_waiting_notes
 from utils import notes
-from utils.device import (
-    Shortage,
-    find_shortage,
-    keep_freed_memory,
-    op_without_deterministic_algorithm,
-)
+from utils.device import find_shortage, keep_freed_memory, op_without_deterministic_algorithm
 from utils.distributed import ProcessContext
 from utils.errors import Unavailable, UserError, error_from
 from utils.signals import kill_children
@@ -66,25 +61,21 @@ def _explain(error: Exception, config: Config) -> UserError | None:
     """An error that says what to do about `error`; None for one that this program does not know."""
     shortage = find_shortage(error)
     if shortage:
-        return Unavailable(_describe_shortage(shortage, config))
+        data = config.data
+        flag = "-batch_size"
+        size = data.batch_size
+        if config.eval.enabled or shortage.in_evaluation:
+            flag = "-batch_size_eval"
+            size = data.eval_batch_size
+        fix = f"lower {flag}"
+        if shortage.in_loading and data.num_workers:
+            fix = "lower -num_workers"
+        memory = "GPU" if shortage.on_gpu else "host"
+        setup = f"{config.model.name} at {flag} {size}, DATA.IMAGE_SIZE {data.image_size}"
+        return Unavailable(f"out of {memory} memory with {setup}: {fix} ({shortage.reason})")
     op = op_without_deterministic_algorithm(error)
     if op:
         return UserError(f"DETERMINISTIC: {op} has no deterministic algorithm here; set it to false")
     if not isinstance(error, OSError):
         return None
     return error_from(error, f"{os.fsdecode(error.filename or 'the system')}: {error.strerror or error}")
-
-
-def _describe_shortage(shortage: Shortage, config: Config) -> str:
-    data = config.data
-    flag = "-batch_size"
-    size = data.batch_size
-    if config.eval.enabled or shortage.in_evaluation:
-        flag = "-batch_size_eval"
-        size = data.eval_batch_size
-    setup = f"{config.model.name} at {flag} {size}, DATA.IMAGE_SIZE {data.image_size}"
-    memory = "GPU" if shortage.on_gpu else "host"
-    fix = f"lower {flag}"
-    if shortage.in_loading and data.num_workers:
-        fix = "lower -num_workers"
-    return f"out of {memory} memory with {setup}: {fix} ({shortage.reason})"

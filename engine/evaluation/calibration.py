@@ -60,13 +60,22 @@ def temper(scores: np.ndarray, temperature: float, multi_label: bool) -> np.ndar
 class Calibration:
     """Samples in bins of equal width by their confidence: the probability of the predicted class, or of one label.
 
-    count: int64 (bins,). confidence, accuracy: means of the samples of a bin (bins,); NaN for an empty bin. The
-    accuracy of a label is the share of the samples that have it.
+    count: int64 (bins,). confidences, hits: sums over the samples of a bin (bins,).
     """
 
     count: np.ndarray
-    confidence: np.ndarray
-    accuracy: np.ndarray
+    confidences: np.ndarray
+    hits: np.ndarray
+
+    @property
+    def confidence(self) -> np.ndarray:
+        """The means of the bins, percent; NaN for an empty bin."""
+        return 100 * divide(self.confidences, self.count)
+
+    @property
+    def accuracy(self) -> np.ndarray:
+        """As `confidence`; of a label the share of the samples that have it."""
+        return 100 * divide(self.hits, self.count)
 
     @property
     def error(self) -> float:
@@ -80,14 +89,10 @@ def calibration(probabilities: np.ndarray, hits: np.ndarray) -> Calibration:
     """probabilities: float (N,), NaN counts as 0. hits: bool (N,), whether the class, or the label, is right."""
     confidence = np.nan_to_num(probabilities.astype(np.float64))
     bins = np.minimum((confidence * NUM_BINS).astype(np.int64), NUM_BINS - 1)
-    count = np.bincount(bins, minlength=NUM_BINS)
-    means = (100 * divide(np.bincount(bins, values, NUM_BINS), count) for values in (confidence, hits))
-    return Calibration(count, *means)
+    sums = (np.bincount(bins, values, NUM_BINS) for values in (confidence, hits))
+    return Calibration(np.bincount(bins, minlength=NUM_BINS), *sums)
 
 
 def join_bins(parts: Sequence[Calibration]) -> Calibration:
     """The bins of all samples of the parts, such as labels."""
-    count = np.sum([part.count for part in parts], axis=0)
-    confidence = np.nansum([part.count * part.confidence for part in parts], axis=0)
-    accuracy = np.nansum([part.count * part.accuracy for part in parts], axis=0)
-    return Calibration(count, divide(confidence, count), divide(accuracy, count))
+    return Calibration(*(sum(getattr(part, name) for part in parts) for name in ("count", "confidences", "hits")))

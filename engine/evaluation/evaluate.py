@@ -26,7 +26,7 @@ from datasets.loading.workers import call_in_background
 from datasets.sources.checks import decode_images, error_of
 from datasets.sources.samples import ImageFiles, Samples
 from engine.evaluation.ranking import log_odds, rank_labels
-from engine.evaluation.results import TOP_K, SampleResults, score_classes
+from engine.evaluation.results import TOP_K, Fields, SampleResults, score_classes
 from engine.parallel import Strategy, run_eagerly
 from engine.precision.policy import Precision
 from engine.progress import EpochProgress, Metrics, Observer
@@ -46,7 +46,7 @@ _FEATURES = 4096  # samples at a time
 _BATCHES_PER_GATHER = 32  # the copies of all of them would take more than the results
 _SECONDS_BETWEEN_LINES = 60.0
 
-Computed = tuple[dict[str, Any], dict[int, str]]  # arrays (N, ...), and the reasons of unreadable samples
+Computed = dict[str, Any]  # arrays (N, ...), and `errors`, the reasons of unreadable samples
 
 
 @dataclass(frozen=True)
@@ -122,23 +122,25 @@ class Evaluator:
         """
 
         for computed in self.compute(model, batches, partial(self._summarize, top_k=top_k), every, after_batch):
-            yield computed and SampleResults(
-                **computed[0], errors=computed[1], temperature=self.temperature or 1.0, multi_label=self.multi_label
-            )
+            temperature = self.temperature or 1.0
+            yield SampleResults(**computed, temperature=temperature, multi_label=self.multi_label) if computed else None
 
-    def _summarize(self, logits: torch.Tensor, targets: torch.Tensor, top_k: int = TOP_K) -> dict[str, torch.Tensor]:
+    def _summarize(self, logits: torch.Tensor, targets: torch.Tensor, top_k: int = TOP_K) -> Fields:
         ranked = (score_classes if self.multi_label else _rank_classes)(logits, targets, top_k)
         return ranked | ({"logits": logits.half().clamp(-65504, 65504)} if self.keeps_logits else {})
 
     def results_of_features(
-        self, head: nn.Module, features: torch.Tensor, targets: torch.Tensor, errors: dict[int, str]
+        self, head: nn.Module, samples: Samples, features: np.ndarray, errors: dict[int, str]
     ) -> SampleResults:
-        """The results of `evaluate` from features (N, F), the inputs of `head`. targets: `PADDING` for `errors`."""
+        """The results of `evaluate` from the features (N, F) of all samples, the inputs of `head`, NaN for `errors`."""
         parts = []
-        dtype = next(head.parameters()).dtype
+        weight = next(head.parameters())
+        values = torch.from_numpy(np.nan_to_num(features)).to(weight)
+        targets = torch.from_numpy(samples.targets.copy())
+        targets[list(errors)] = PADDING
         with torch.inference_mode(), self.precision.autocast(), run_eagerly():
-            for rows, labels in zip(features.split(_FEATURES), targets.split(_FEATURES), strict=True):
-                parts.append(self._summarize(head(rows.to(dtype)).float(), labels))
+            for rows, labels in zip(values.split(_FEATURES), targets.to(weight.device).split(_FEATURES), strict=True):
+                parts.append(self._summarize(head(rows).float(), labels))
         arrays: dict[str, Any] = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
         return SampleResults(**arrays, errors=errors)
 
@@ -146,7 +148,7 @@ class Evaluator:
         self,
         model: nn.Module,
         batches: Loader,
-        summarize: Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]],
+        summarize: Callable[[torch.Tensor, torch.Tensor], Fields],
         every: int,
         after_batch: AfterBatch,
     ) -> Iterator[Computed | None]:
@@ -154,7 +156,7 @@ class Evaluator:
 
         Raises UserError: unreadable images, on all ranks: after the last batch, so that one error names all of them.
         """
-        parts: list[dict[str, torch.Tensor]] = []
+        parts: list[Fields] = []
         bad: dict[int, BadImage] = {}
         bad_of_all: dict[int, BadImage] = {}
         sampler = batches.sampler
@@ -179,7 +181,7 @@ class Evaluator:
                             self.before_error()
                             raise error_of([bad_of_all[index] for index in sorted(bad_of_all)])
                         reasons = {index: image.reason for index, image in found.items()}
-                        yield (arrays, reasons) if arrays else None
+                        yield {**arrays, "errors": reasons} if arrays else None
                         parts = []
                         bad = {}
             except Exception as error:
@@ -212,7 +214,7 @@ class Evaluator:
         return logits if self.class_mask is None else logits.masked_fill(~self.class_mask, -torch.inf)
 
     def _gather(
-        self, parts: list[dict[str, torch.Tensor]], bad: dict[int, BadImage], num_samples: int
+        self, parts: list[Fields], bad: dict[int, BadImage], num_samples: int
     ) -> tuple[dict[str, np.ndarray], dict[int, BadImage]]:
         """The results of the next `num_samples` samples, on the main process; and their unreadable images, on all."""
         arrays = {}
@@ -234,7 +236,7 @@ class Evaluator:
         return arrays, {index: image for part in gathered_bad for index, image in part.items()}
 
 
-def _rank_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:
+def _rank_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> Fields:
     """The fields of `SampleResults` for a batch: logits (B, C), targets int64 (B,) -> tensors (B, ...)."""
     if targets.ndim == 2:  # multi-hot int8 (B, C): each label is right, so the most probable one is the target
         best = logits.masked_fill(targets != 1, -torch.inf).argmax(-1)

@@ -8,7 +8,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -60,6 +60,7 @@ def decision_names(point: OperatingPoint, class_names: Sequence[str], is_multi_l
     return free_name(f"not {point.name}", class_names), point.name
 
 
+@dataclass(eq=False)
 class Predictions:
     """The predictions of N images, and their files in `folder`.
 
@@ -73,39 +74,35 @@ class Predictions:
     num_readable: the images that could be read, of the `num_done` first ones.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        samples: Samples,
-        class_names: Sequence[str],
-        options: Prediction,
-        thresholds: np.ndarray | None = None,
-        point: OperatingPoint | None = None,
-        review: float | tuple[float, float] | None = None,
-    ) -> None:
-        self._folder, self._samples, self._class_names, self._options = folder, samples, class_names, options
-        self._labelled = options.path is None
-        self._thresholds = thresholds
-        self._point = point
-        self._review = review if isinstance(review, tuple) else (0.0, review or 0.0)
-        self._unknown = free_name(UNKNOWN, class_names)
-        logits = {"image": point.threshold} if point else {}
-        if point and samples.groups is not None:
-            logits["group"] = point.group_threshold
+    folder: Path
+    samples: Samples
+    class_names: Sequence[str]
+    options: Prediction
+    thresholds: np.ndarray | None = None
+    point: OperatingPoint | None = None
+    review: float | tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        options = self.options
+        self._unknown = free_name(UNKNOWN, self.class_names)
+        logits = {"image": self.point.threshold} if self.point else {}
+        if self.point and self.samples.groups is not None:
+            logits["group"] = self.point.group_threshold
         self._decides_from = {one: logit for one, logit in logits.items() if logit is not None}
         columns = (
-            ("predicted", thresholds is not None, self._predicted),
+            ("predicted", self.thresholds is not None, self._predicted),
             ("decision", "image" in self._decides_from, partial(self._decisions, "image")),
             (THRESHOLD, "image" in self._decides_from, partial(self._decision_thresholds, "image")),
             ("label", options.threshold is not None, self._labels),
-            (REVIEW, review is not None, self._reviews),
-            ("target", self._labelled, self._targets),
+            (REVIEW, self.review is not None, self._reviews),
+            ("target", options.path is None, self._targets),
             ("explanation", options.explain, self._explanations),
         )
         self._columns: dict[str, Callable[[SampleResults], Sequence[_Text]]] = {
             name: texts_of for name, applies, texts_of in columns if applies
         }
-        self._num_ranks = min(options.top_k or len(class_names), len(class_names))
+        number = len(self.class_names)
+        self._num_ranks = min(options.top_k or number, number)
         self._counts = defaultdict[tuple[str, str], list[int]](lambda: [0, 0])  # images, and those to review
         self._kept, self._shown = list[SampleResults](), list[_Image]()
         self.num_done = self.num_readable = self._num_to_review = 0
@@ -116,7 +113,7 @@ class Predictions:
         They replace earlier files at the end. Call it on all ranks, under the lock of the folder; the main process
         writes. Raises OSError.
         """
-        paths = [self._folder / CSV_FILE, *[self._folder / JSON_FILE] * self._options.json]
+        paths = [self.folder / CSV_FILE, *[self.folder / JSON_FILE] * self.options.json]
         with ExitStack() as files:
             call_on_main(lambda: self._open(files, paths), context)
             for results in parts:
@@ -125,14 +122,14 @@ class Predictions:
         return paths
 
     def _open(self, files: ExitStack, paths: Sequence[Path]) -> None:
-        of_others = [*self._folder.glob(".predictions.*.tmp")]  # of a killed process
-        maps = self._folder / EXPLANATIONS
+        of_others = [*self.folder.glob(".predictions.*.tmp")]  # of a killed process
+        maps = self.folder / EXPLANATIONS
         if not maps.is_symlink():
             of_others += maps.glob(f"{'[0-9]' * 6}*-*.png")
         for file in of_others:
             file.unlink()
         table, *self._objects = (files.enter_context(open_atomically(path)) for path in paths)
-        table.write("\ufeff" * self._options.excel)  # a byte order mark, for spreadsheets
+        table.write("\ufeff" * self.options.excel)  # a byte order mark, for spreadsheets
         self._table = table
         self._starts = csv.writer(table, lineterminator=",")
         self._rows = csv.writer(table, lineterminator="\n")
@@ -143,7 +140,7 @@ class Predictions:
         assert results
         columns = {name: texts_of(results) for name, texts_of in self._columns.items()}
         for row in range(len(results.labels)):
-            path = self._samples.listed_name(self.num_done)
+            path = self.samples.listed_name(self.num_done)
             texts = {name: column[row] for name, column in columns.items()}
             error = results.errors.get(self.num_done)
             number = self._num_ranks
@@ -155,29 +152,29 @@ class Predictions:
             self._write_row((path, labels, probabilities, texts, error))
             for objects in self._objects:  # a list, with an object in each line
                 ranked = zip(labels.tolist(), probabilities.tolist(), strict=True)
-                predictions = [{"class": self._class_names[label], "probability": round(p, 6)} for label, p in ranked]
+                predictions = [{"class": self.class_names[label], "probability": round(p, 6)} for label, p in ranked]
                 line = json.dumps({"path": path, "predictions": predictions, **texts, "error": error})
                 objects.write(f"{',' if self.num_done else '['}\n{line}")
             needs_review = texts.get(REVIEW) == "yes"
             self._num_to_review += needs_review
-            if self._samples.groups is not None and not error:
-                likeliest = self._class_names[labels[0]]
+            if self.samples.groups is not None and not error:
+                likeliest = self.class_names[labels[0]]
                 label = str(next((texts[name] for name in _COUNTED if name in texts), likeliest))
-                counts = self._counts[self._samples.groups[self.num_done], label]
+                counts = self._counts[self.samples.groups[self.num_done], label]
                 counts[0] += 1
                 counts[1] += needs_review
             if self.num_done < _SHOWN_ROWS or (error and len(self._shown) < 2 * _SHOWN_ROWS):
                 self._shown.append((path, labels.copy(), probabilities.copy(), texts, error))
             self.num_done += 1
         self.num_readable += len(results.readable)
-        if self._labelled or self._samples.groups is not None:
+        if self.options.path is None or self.samples.groups is not None:
             best, probabilities = (array[:, :TOP_K].copy() for array in (results.labels, results.probabilities))
             self._kept.append(replace(results, labels=best, probabilities=probabilities))
 
     def _write_row(self, image: _Image) -> None:
         """The numbers of all classes are joined here: `csv` takes as long for them as their formats."""
         path, labels, probabilities, texts, error = image
-        if self._options.top_k or error:
+        if self.options.top_k or error:
             self._rows.writerow(self._cells(image, self._num_ranks))
             return
         most, comma, last = self._of_all_classes(labels, probabilities).rpartition(",")
@@ -187,7 +184,7 @@ class Predictions:
 
     def _of_all_classes(self, labels: np.ndarray, probabilities: np.ndarray) -> str:
         """The probability of each class, in the order of the labels."""
-        number = len(self._class_names)
+        number = len(self.class_names)
         in_order = np.empty(number)
         in_order[labels] = probabilities
         if np.isnan(in_order).any():
@@ -205,25 +202,25 @@ class Predictions:
         for objects in self._objects:
             objects.write("\n]\n")
         for name in (JSON_FILE, GROUPS_FILE, COUNTS_FILE, XLSX_FILE):  # of other images
-            (self._folder / name).unlink(missing_ok=True)
+            (self.folder / name).unlink(missing_ok=True)
         files.close()
-        if self._options.excel:
+        if self.options.excel:
             with (
-                open_atomically(self._folder / XLSX_FILE, "wb") as book,
+                open_atomically(self.folder / XLSX_FILE, "wb") as book,
                 open(paths[0], newline="", encoding="utf-8-sig") as table,
             ):
                 columns = enumerate(self._header(self._num_ranks)[1:], 1)  # the first one is the path
                 numbers = [index for index, name in columns if name.startswith(("probability_", THRESHOLD))]
                 write_workbook(book, csv.reader(table), numbers)
-            paths.append(self._folder / XLSX_FILE)
+            paths.append(self.folder / XLSX_FILE)
         if self._counts:
             header = ["group", "label", "images", *[REVIEW] * (REVIEW in self._columns)]
             rows = [[*map(safe_cell, key), *counts][: len(header)] for key, counts in sorted(self._counts.items())]
-            atomic_write(self._folder / COUNTS_FILE, table_text(header, rows))
-            paths.append(self._folder / COUNTS_FILE)
-        if self._samples.groups is not None and self._kept[0].scores is not None:
-            self._write_groups(join(self._kept), np.array([*self._samples.groups]))
-            paths.append(self._folder / GROUPS_FILE)
+            atomic_write(self.folder / COUNTS_FILE, table_text(header, rows))
+            paths.append(self.folder / COUNTS_FILE)
+        if self.samples.groups is not None and self._kept[0].scores is not None:
+            self._write_groups(join(self._kept), np.array([*self.samples.groups]))
+            paths.append(self.folder / GROUPS_FILE)
 
     def _write_groups(self, results: SampleResults, groups: np.ndarray) -> None:
         """A row per group: its readable images, and the mean probability of each class."""
@@ -231,26 +228,26 @@ class Predictions:
         grouped = mean_by_group(replace(results, groups=groups).calibrated.take(results.readable))
         columns = [map(safe_cell, names), counts]
         columns += [[f"{share:.6f}" for share in shares] for shares in grouped.label_probabilities.T.tolist()]
-        header = ["group", "images", *map(safe_cell, self._class_names)]
+        header = ["group", "images", *map(safe_cell, self.class_names)]
         if "group" in self._decides_from:
             columns += [map(safe_cell, self._decisions("group", grouped)), self._decision_thresholds("group", grouped)]
             header += ["decision", THRESHOLD]
         rows = zip(*columns, strict=True)
-        atomic_write(self._folder / GROUPS_FILE, table_text(header, rows))
+        atomic_write(self.folder / GROUPS_FILE, table_text(header, rows))
 
     def metrics(self, best: str | None) -> Metrics:
         """The metrics of labelled data, whose results are in memory. best: of `EVAL.BEST_METRIC`."""
-        return replace(join(self._kept), thresholds=self._thresholds, point=self._point).metrics(best)
+        return replace(join(self._kept), thresholds=self.thresholds, point=self.point).metrics(best)
 
     def _predicted(self, results: SampleResults) -> list[str]:
-        predicted = replace(results, thresholds=self._thresholds).predicted
+        predicted = replace(results, thresholds=self.thresholds).predicted
         return [
             self._names_of(labels[is_predicted[labels]])
             for labels, is_predicted in zip(results.labels, predicted, strict=True)
         ]
 
     def _names_of(self, labels: np.ndarray) -> str:
-        return " | ".join(self._class_names[label] for label in labels.tolist())
+        return " | ".join(self.class_names[label] for label in labels.tolist())
 
     def _decisions(self, of: str, results: SampleResults) -> list[str]:
         """The class of the operating point if the score reaches the threshold, else the other class, or 'not X'.
@@ -258,39 +255,39 @@ class Predictions:
         of: images or groups, whose thresholds differ.
         """
         scores = results.calibrated.scores
-        assert self._point and scores is not None  # with more classes there is no point
-        names = decision_names(self._point, self._class_names, self._thresholds is not None)
-        is_chosen = reaches(scores[:, self._point.label], self._decides_from[of])
+        assert self.point and scores is not None  # with more classes there is no point
+        names = decision_names(self.point, self.class_names, self.thresholds is not None)
+        is_chosen = reaches(scores[:, self.point.label], self._decides_from[of])
         return [names[one] for one in is_chosen.astype(int)]
 
     def _labels(self, results: SampleResults) -> list[str]:
-        number = 1 if self._thresholds is None else None  # of the classes that may be labels
+        number = 1 if self.thresholds is None else None  # of the classes that may be labels
         found = []
         probabilities = results.calibrated.probabilities[:, :number]
         for labels, values in zip(results.labels[:, :number], probabilities, strict=True):
-            is_chosen = np.round(values.astype(np.float64), 6) >= self._options.threshold  # as in the table
+            is_chosen = np.round(values.astype(np.float64), 6) >= self.options.threshold  # as in the table
             found.append(self._names_of(labels[is_chosen]) or self._unknown)
         return found
 
     def _reviews(self, results: SampleResults) -> list[str]:
-        low, high = self._review
+        low, high = self.review if isinstance(self.review, tuple) else (0.0, self.review or 0.0)
         results = results.calibrated
         values = results.probabilities[:, :1]
-        if low and self._point:
-            values = results.label_probabilities[:, [self._point.label]]
-        elif low and self._thresholds is not None:
+        if low and self.point:
+            values = results.label_probabilities[:, [self.point.label]]
+        elif low and self.thresholds is not None:
             values = results.label_probabilities
         rounded = np.round(values.astype(np.float64), 6)
         is_between = (rounded >= low) & (rounded < high)
         return ["yes" if row.any() else "no" for row in is_between]
 
     def _targets(self, results: SampleResults) -> list[str]:
-        targets = self._samples.targets[self.num_done :][: len(results.labels)]
-        return [name_of_target(target, self._class_names) for target in targets]
+        targets = self.samples.targets[self.num_done :][: len(results.labels)]
+        return [name_of_target(target, self.class_names) for target in targets]
 
     def _explanations(self, results: SampleResults) -> list[str]:
         indices = range(self.num_done, self.num_done + len(results.labels))
-        return [explanation_file(index, self._samples.name(index)) for index in indices]
+        return [explanation_file(index, self.samples.name(index)) for index in indices]
 
     def _decision_thresholds(self, of: str, results: SampleResults) -> list[float]:
         """The probability from which on `_decisions` has the class."""
@@ -302,25 +299,25 @@ class Predictions:
         many images need a review.
         """
         lines = []
-        if self._point and self._decides_from:
+        if self.point and self._decides_from:
             texts = [f"{one} from p {probability_of(logit):.4g} on" for one, logit in self._decides_from.items()]
-            lines.append(f"Decision: {self._point.name} of each {', '.join(texts)}, for {self._point.title}")
-        if self._options.threshold is not None and self._unknown != UNKNOWN:
+            lines.append(f"Decision: {self.point.name} of each {', '.join(texts)}, for {self.point.title}")
+        if self.options.threshold is not None and self._unknown != UNKNOWN:
             lines.append(f"Images below -threshold have the label '{self._unknown}', as a class is called {UNKNOWN}")
         if REVIEW in self._columns:
             lines.append(f"{self._num_to_review} of {self.num_done} images need review")
         return lines
 
     def _header(self, num_ranks: int) -> list[str]:
-        if not self._options.top_k:
-            return [self._samples.column, *self._class_names, *self._columns]
+        if not self.options.top_k:
+            return [self.samples.column, *self.class_names, *self._columns]
         columns = [f"{name}_{rank}" for rank in range(1, num_ranks + 1) for name in ("class", "probability")]
-        return [self._samples.column, *columns, *self._columns, "error"]
+        return [self.samples.column, *columns, *self._columns, "error"]
 
     def _cells(self, image: _Image, num_ranks: int) -> list[str]:
         path, labels, probabilities, texts, error = image
-        names = self._class_names
-        if not self._options.top_k:
+        names = self.class_names
+        if not self.options.top_k:
             wide = [""] * len(names) if error else self._of_all_classes(labels, probabilities).split(",")
             return [safe_cell(path), *wide, *map(safe_cell, texts.values())]
         ranked = zip(labels[:num_ranks].tolist(), probabilities[:num_ranks].tolist(), strict=True)
@@ -332,7 +329,7 @@ class Predictions:
         """The first predictions, and as many later errors, for a terminal: at most three ranks, or eight columns."""
         num_ranks = min(_SHOWN_RANKS, self._num_ranks)
         lines = [self._header(num_ranks), *(self._cells(image, num_ranks) for image in self._shown)]
-        if not self._options.top_k:
+        if not self.options.top_k:
             lines = [row[:_SHOWN_COLUMNS] for row in lines]
         header, *rows = lines
         more = self.num_done - len(self._shown)

@@ -34,9 +34,10 @@ from engine.progress import Metrics
 from utils.metric_table import OPERATING, best_metric, metrics_of
 
 TOP_K = 5
+Fields = dict[str, torch.Tensor]  # of `SampleResults`, (B, ...) of a batch
 
 
-def score_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:
+def score_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> Fields:
     """The fields of `SampleResults` for a batch: logits float32 (B, C), multi-hot targets int8 (B, C) -> (B, ...).
 
     The loss is binary cross-entropy, the mean over the known classes, without label smoothing and class weights.

@@ -16,7 +16,6 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 import numpy as np
 import torch
 
-from configs.schema.operating_point import OperatingPoint
 from engine.evaluation.calibration import NUM_BINS, Calibration, join_bins
 from engine.evaluation.intervals import confidence_interval, figures_at, ranking_of
 from engine.evaluation.ranking import mean_of, roc_points
@@ -74,6 +73,10 @@ class ResultTables:
         self._write_curves(results)
         self._write_groups(metrics, results, about)
         point = results.used_point
+        is_binary = len(self.class_names) == 2 and results.targets.ndim == 1  # both classes have one AUROC
+        class_auroc = None
+        if (is_binary and metrics.best != "auroc") or (point and not is_binary):
+            class_auroc = ranking_of(results, point.label if point else 1, self.class_names)
         interval, reason = confidence_interval(results, metrics.metric)
         atomic_write(self.folder / TABLES, json.dumps(self._tables) + "\n")
         summary = {
@@ -85,7 +88,7 @@ class ResultTables:
             "interval": interval,  # of the metric that decides
             "interval_missing": reason or None,
             "operating_point": point and figures_at(results.calibrated, point),
-            "class_auroc": self._class_auroc(results, point, metrics.best),
+            "class_auroc": class_auroc,  # of the class of the operating point
             **more,
         }
         if results.temperature != 1:
@@ -94,15 +97,6 @@ class ResultTables:
             summary["calibrated"] = {"temperature": results.temperature} | figures
         atomic_write(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
         return summary
-
-    def _class_auroc(self, results: SampleResults, point: OperatingPoint | None, best: str) -> dict[str, Any] | None:
-        """Of the class of the operating point, or of two classes, which have one AUROC: None if it decides."""
-        is_binary = len(self.class_names) == 2 and results.targets.ndim == 1
-        if is_binary and best == "auroc":
-            return None
-        if point:
-            return ranking_of(results, point.label, self.class_names)
-        return ranking_of(results, 1, self.class_names) if is_binary else None
 
     def _write_groups(self, metrics: Metrics, results: SampleResults, about: dict[str, Any]) -> None:
         """Writes the tables of the groups to a folder in this one, if there are scores and groups with one label."""

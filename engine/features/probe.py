@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from configs.schema import Config
-from datasets.batch import PADDING
 from datasets.decoding.images import BadImage
 from datasets.loading.loader import BadImageList
 from datasets.sources.class_names import list_names, names_of_labels
@@ -117,15 +116,6 @@ def solve_head(task: ProbeTask) -> Solved:
     return on_main or solved
 
 
-def _results_of(evaluator: Evaluator, model: FeatureModel, samples: Samples, file: Extracted) -> SampleResults:
-    """The results of all samples by the head of the model, from their features."""
-    device = evaluator.context.device
-    targets = torch.from_numpy(samples.targets.copy())
-    targets[list(file.errors)] = PADDING
-    values = torch.from_numpy(np.nan_to_num(file.values))
-    return evaluator.results_of_features(model.heads[0], values.to(device), targets.to(device), file.errors)
-
-
 def evaluate_test_images(
     config: Config, built: EvalModel, samples: Samples, bad_images: BadImageList
 ) -> tuple[Metrics, SampleResults | None]:
@@ -134,11 +124,12 @@ def evaluate_test_images(
     Raises UserError: no image is readable.
     """
     model = FeatureModel(built.compute, config.model.name)
-    file = Extraction(config, samples, built.evaluator, model, bad_images).once("test")
+    evaluator = built.evaluator
+    file = Extraction(config, samples, evaluator, model, bad_images).once("test")
     results = call_on_main(
-        lambda: _results_of(built.evaluator, model, samples, file) if file else None, built.evaluator.context
+        lambda: file and evaluator.results_of_features(model.heads[0], samples, *file), evaluator.context
     )
-    return built.evaluator.share(results, samples)
+    return evaluator.share(results, samples)
 
 
 def set_head(model: nn.Module, solved: Solved) -> None:
@@ -215,7 +206,7 @@ def _solve(task: ProbeTask, model: FeatureModel, train: Features | None, val: Fe
             sums.append(BatchSums.of(task.loss(logits, labels), logits, labels, len(labels)))
     solved = Solved(weight.cpu(), bias.cpu(), l2, knn, reduce(add, sums), None)
     set_head(task.model, solved)
-    return solved._replace(results=_results_of(task.evaluator, model, task.val, val.file))
+    return solved._replace(results=task.evaluator.results_of_features(model.heads[0], task.val, *val.file))
 
 
 @contextmanager
@@ -233,13 +224,13 @@ def _products_in_float32() -> Iterator[None]:
 def _folds_of(task: ProbeTask, train: Features) -> torch.Tensor:
     """The fold of each readable training image, (N,): of whole groups, where there are several."""
     groups = task.train.groups
-    if not groups:
-        return stratified_folds(train.targets)
-    group_of = np.unique(hash_paths(groups)[train.indices], return_inverse=True)[1]
-    if group_of.any():
-        return stratified_folds(train.targets, group_of)
-    task.logger.warn("Probe: one group has all training images: its folds, too, are of images (DATA.GROUPS)")
-    return stratified_folds(train.targets)
+    group_of = None
+    if groups:
+        group_of = np.unique(hash_paths(groups)[train.indices], return_inverse=True)[1]
+        if not group_of.any():
+            group_of = None
+            task.logger.warn("Probe: one group has all training images: its folds, too, are of images (DATA.GROUPS)")
+    return stratified_folds(train.targets, group_of)
 
 
 def _list_suspects(task: ProbeTask, names: Sequence[str], parts: Sequence[tuple[Samples, np.ndarray, Margins]]) -> str:

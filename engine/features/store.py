@@ -90,7 +90,7 @@ class Extraction:
         def write(computed: Computed | None) -> None:
             nonlocal values, done, errors
             assert computed
-            features, found = computed[0]["features"], computed[1]
+            features, found = computed["features"], computed["errors"]
             if values is None:
                 cleanup.callback(temporary.unlink, missing_ok=True)
                 values = _new_array(temporary, (len(self.samples), features.shape[1]), path)

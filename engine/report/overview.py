@@ -183,25 +183,17 @@ def _point_tiles(evaluation: Evaluation, split: str) -> list[Tile]:
         auroc = percent(ranked.get("auroc"))
         tiles.append(Tile(f"{split} AUROC, {ranked.get('class')}".strip(), auroc, _interval_in(ranked)))
     if point := evaluation.values.get("operating_point"):
-        place = "on these images" if evaluation.values.get("chooses_point") else "in validation"
-        tiles.append(_sensitivity_tile(point, split, place))
+        positive = point.get("class")
+        sensitivity, *figures = point_figures(point)
+        remark = point.get("sensitivity_interval_missing") or "no threshold"
+        logit = point.get("threshold")
+        if logit is not None:
+            place = "on these images" if evaluation.values.get("chooses_point") else "in validation"
+            chosen = f"chosen {place} for {point.get('goal')}"
+            remark = "; ".join([*figures, f"from p {probability_of(logit):.4g} on", chosen])
+        name = f"{split} sensitivity, {positive}".strip()
+        tiles.append(Tile(name, sensitivity, remark, f"{positive} recognized"))
     return tiles
-
-
-def _sensitivity_tile(point: dict[str, Any], split: str, place: str) -> Tile:
-    positive = point.get("class")
-    name = f"{split} sensitivity, {positive}".strip()
-    words = f"{positive} recognized"
-    sensitivity, *figures = point_figures(point)
-    logit = point.get("threshold")
-    if logit is None:
-        return Tile(name, sensitivity, point.get("sensitivity_interval_missing") or "no threshold", words)
-    remarks = [
-        *figures,
-        f"from p {probability_of(logit):.4g} on",
-        f"chosen {place} for {point.get('goal')}",
-    ]
-    return Tile(name, sensitivity, "; ".join(remarks), words)
 
 
 def point_figures(point: Mapping[str, Any]) -> list[str]:

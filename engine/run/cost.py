@@ -193,9 +193,11 @@ class SlowRanks:
             return None
         blocks = torch.stack(self._steps).unflatten(0, (BLOCKS, BLOCK_STEPS)).mean(1)  # (BLOCKS, ranks, causes)
         self._steps.clear()
-        excess = blocks.sum(2) - blocks.sum(2).median(1, keepdim=True).values
+        seconds = blocks.sum(2)
+        median = seconds.median(1, keepdim=True).values  # the lower one of two
+        excess = seconds - median
         mean = blocks.mean(0)
-        slower = excess.clamp(min=0) / (blocks.sum(2) - excess)  # than the lower median
+        slower = excess.clamp(min=0) / median
         is_slow = ((slower > SLOWER) & (excess > MIN_SECONDS)).all(0)
         rank = int((is_slow * slower.mean(0)).argmax())
         column = int((mean[rank] - mean.median(0).values).argmax())  # exceeds its median most

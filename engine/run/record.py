@@ -220,11 +220,12 @@ class RunRecord:
         if damaged:
             link_or_copy(path, original)
             warning = f"{path}: {damaged} damaged row(s) are left out; {original.name} is the file as it was"
-        done = {"report": ("step", steps_done), "evaluation": ("epoch", epochs_done), "epoch": ("epoch", epochs_done)}
         kept = []
         for row in rows:
-            unit, last = done[row["kind"]]
-            if row[unit] <= last:
+            is_done = row["epoch"] <= epochs_done
+            if row["kind"] == "report":
+                is_done = row["step"] <= steps_done
+            if is_done:
                 kept.append(row)
         with open_atomically(path) as file:
             file.writelines(f"{json.dumps(row)}\n" for row in kept)

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -80,20 +80,14 @@ def log_validation(
     title: str,
     metrics: Metrics,
     num_classes: int,
-    num_samples: int,
     seconds: float,
     split: str = "Validation",
     precision: str = "",
-    lost: Sequence[str] = (),
 ) -> None:
-    """Logs PaddleViT's line, continued with the `precision`, and a warning if images were unreadable.
-
-    lost: the classes of which no image could be read.
-    """
+    """Logs PaddleViT's line, continued with the `precision`."""
     shown = [(metric, value) for metric, value in metrics.logged().items() if num_classes >= metric.min_classes]
     figures = ", ".join(f"{split} {metric.log_name or metric.title}: {metric.text(value)}" for metric, value in shown)
     logger.info(f"----- {title}{figures}, time: {seconds:.2f} s{precision and f', {precision}'}")
-    logger.warn_of_skipped(split.lower(), num_samples - metrics.samples, lost)
 
 
 class _IntervalStart(NamedTuple):
@@ -225,16 +219,14 @@ class Reporter(Observer):
     def _figures(self, images: int, seconds: float, times: TimerTotals) -> dict[str, float | None]:
         """The figures of an interval with so many images over all devices, by their names in rows and loggers."""
         speed = images / seconds if seconds else 0.0
+        has_rates = speed and self._scale is not None  # not before the first line
         measured: dict[str, float | None] = {
             "images_per_second": speed or None,
             "data_wait_share": times.data_wait_seconds / max(seconds, 1e-9),
             "launch_bound_share": times.launch_bound_share,
-            "tflops_per_second": None,
-            "model_flops_utilization": None,
+            "tflops_per_second": self.model.tflops_per_second(speed) if has_rates else None,
+            "model_flops_utilization": self.model.utilization(speed) if has_rates else None,
         }
-        if speed and self._scale is not None:  # not before the first line
-            measured["tflops_per_second"] = self.model.tflops_per_second(speed)
-            measured["model_flops_utilization"] = self.model.utilization(speed)
         rounded = {name: None if value is None else float(f"{value:.6g}") for name, value in measured.items()}
         return rounded | {
             "loss_scale": self.scaler.get_scale(),

@@ -146,7 +146,7 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int
         return unknown | {"unreadable": len(test), "unreadable_images": names, "error": str(error)}
     seconds = time.perf_counter() - started
     title = f"Epoch {epoch}, {BEST}, "
-    log_validation(logger, title, metrics, config.model.num_logits, metrics.samples, seconds, split="Test")
+    log_validation(logger, title, metrics, config.model.num_logits, seconds, split="Test")
     num_bad = len(test) - metrics.samples
 
     def write() -> None:

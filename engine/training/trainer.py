@@ -335,8 +335,9 @@ class Trainer:
             self._evaluation_seconds = time.perf_counter() - started
         seconds = time.perf_counter() - started
         val = self.plan.val
-        lost = classes_without_images(results, val)
-        log_validation(self.logger, title, metrics, self.config.model.num_logits, len(val), seconds, lost=lost)
+        log_validation(self.logger, title, metrics, self.config.model.num_logits, seconds)
+        skipped = len(val) - metrics.samples
+        self.logger.warn_of_skipped("validation", skipped, classes_without_images(results, val))
         if not math.isfinite(metrics.score) and self.position.best is None:
             self.logger.warn(
                 f"EVAL.BEST_METRIC {metrics.best} is undefined on these validation images; the lowest loss decides"

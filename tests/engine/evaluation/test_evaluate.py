@@ -1,6 +1,7 @@
 """One evaluation: the same results on any number of ranks, unreadable images, test-time augmentation."""
 
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -41,8 +42,8 @@ def evaluator_for(config: Config, context: ProcessContext, flips: bool = False) 
 def test_features_in_fp32_meet_a_head_in_half(cpu):
     """As in O3, where a probe of stored features is the start of a new head."""
     evaluator, features = evaluator_for(config_for(), cpu), torch.randn(6, 4)
-    head = nn.Linear(4, 3).to(torch.bfloat16)
-    results = evaluator.results_of_features(head, features, torch.arange(6) % 3, {})
+    head, samples = nn.Linear(4, 3).to(torch.bfloat16), SimpleNamespace(targets=np.arange(6) % 3)
+    results = evaluator.results_of_features(head, samples, features.numpy(), {})
     assert np.array_equal(results.logits, head(features.bfloat16()).half().detach().numpy())
 
 
