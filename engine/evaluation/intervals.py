@@ -38,14 +38,14 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
     of a class may be right by chance.
 
     None for a loss or a calibration error, and with a reason for a value that is not a share, and where too few samples
-    show the variance.
+    show the variance. A sample was read.
     """
     if results.lacks_groups:
         return None, "the groups of the images are not known"
     readable = results.readable
     units, unit = _units_of(results)
-    number = int(units.max(initial=-1)) + 1
-    share = metric.compute(results) / 100 if number else math.nan
+    number = int(units.max()) + 1
+    share = metric.compute(results) / 100
     if metric.sign < 0:
         return None, ""
     if not 0 <= share <= 1:

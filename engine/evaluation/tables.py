@@ -8,7 +8,7 @@ Legend: N samples, C classes.
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
@@ -56,7 +56,6 @@ class ResultTables:
     class_names: Sequence[str]
     name: Callable[[int], str]
     checksums: np.ndarray | None = None
-    _tables: dict[str, Any] = field(default_factory=dict, init=False)
 
     def write(self, metrics: Metrics, results: SampleResults, about: dict[str, Any], **more: Any) -> dict[str, Any]:
         """Writes all tables, each atomically; returns the content of `summary.json`, from `about` to `more`.
@@ -64,7 +63,7 @@ class ResultTables:
         Raises OSError.
         """
         make_own_folder(self.folder)
-        self._tables = {}
+        self._tables: dict[str, Any] = {}
         analyze = self._analyze if results.targets.ndim == 1 else self._analyze_several_labels
         analyze(results)
         self._write_array("logits", results.logits, results)

@@ -157,15 +157,8 @@ def _group_tiles(run: RunContents, evaluation: Evaluation, split: str) -> list[T
     groups = evaluation.groups
     if not groups:
         return []
-    score = groups.values.get(run.metric.name)
-    tile = _result_tile(run, groups, split, math.nan if score is None else score, _remark_on_groups(groups), "groups")
-    return [replace(tile, name=f"{tile.name} by group"), *_point_tiles(groups, f"{split} group".strip())]
-
-
-def _remark_on_groups(groups: Evaluation) -> str:
-    """The groups that do not count, and the option that counts them."""
     values = groups.values
-    remarks = []
+    remarks = []  # the groups that do not count, and the option that counts them
     if left_out := values.get("unreadable"):
         remarks.append(f"left out for different labels, or no readable image: {left_out}")
     if any(known < values["samples"] for known, _, _ in groups.by_class("known")):
@@ -173,7 +166,9 @@ def _remark_on_groups(groups: Evaluation) -> str:
     point = values.get("operating_point")
     if remarks and point and not point.get("groups"):
         remarks.append("with groups: any in EVAL.OPERATING_POINT of a new run, one image of its class decides")
-    return "; ".join(remarks)
+    score = values.get(run.metric.name)
+    tile = _result_tile(run, groups, split, math.nan if score is None else score, "; ".join(remarks), "groups")
+    return [replace(tile, name=f"{tile.name} by group"), *_point_tiles(groups, f"{split} group".strip())]
 
 
 def _point_tiles(evaluation: Evaluation, split: str) -> list[Tile]:

@@ -51,7 +51,10 @@ def run_page(run: RunContents, is_shared: bool = False) -> str:
         hidden += [*unused_keys("probe"), "DATA.BATCH_SIZE"]
     differing = differing_from_defaults(run.options)
     pictures = (run.folder / SUSPECTS).parent / PICTURES
-    suspects = [(row, pictures / f"{suspect_picture(row['split'], row['path'])}.jpg") for row in run.suspects]
+    suspects = []
+    for row in run.suspects:
+        picture = f"{suspect_picture(row['split'], row['path'])}.jpg"
+        suspects.append((row, tables.data_uri(pictures / picture)))
     epoch = run.earlier_epoch(run.evaluation)
     of_epoch = epoch and f" of {epoch}"
     values = {
@@ -63,7 +66,7 @@ def run_page(run: RunContents, is_shared: bool = False) -> str:
         "train_batch": tables.data_uri(run.folder / TRAIN_BATCH),
         "charts": charts.curves_of([run]),
         "off_defaults": {key: differing[key] for key in differing if not any(fnmatchcase(key, one) for one in hidden)},
-        "suspects": [(row, tables.data_uri(picture)) for row, picture in suspects],
+        "suspects": suspects,
         "views": _views({of_epoch: run.evaluation, " of the test images": run.test}, run.is_multi_label),
         "shift": shift_by_weights(run),
     }

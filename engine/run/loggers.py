@@ -217,6 +217,7 @@ class BackgroundLogger:
             self._warn(f"LOGGERS: {self.name} lacks values: {problem}")
 
 
+@dataclass(eq=False)
 class LoggerGroup:
     """The named loggers, and TensorBoard's if it is installed. Until `start`, and after `finish`, calls do nothing.
 
@@ -226,8 +227,12 @@ class LoggerGroup:
     log: the log of the run; called in the threads of the loggers.
     """
 
-    def __init__(self, names: Sequence[str], options: str, hyperparameters: Mapping[str, str], log: RunLogger) -> None:
-        self.names, self.options, self.hyperparameters, self._log = names, options, hyperparameters, log
+    names: Sequence[str]
+    options: str
+    hyperparameters: Mapping[str, str]
+    log: RunLogger
+
+    def __post_init__(self) -> None:
         self._loggers: list[BackgroundLogger] = []
         self._run: LoggedRun | None = None  # whose loggers have not started
 
@@ -241,7 +246,7 @@ class LoggerGroup:
         if run := self._run:
             self._run = None
             names = [*(["tensorboard"] if is_installed("tensorboard") else []), *dict.fromkeys(self.names)]
-            self._loggers = [BackgroundLogger(name, _make(name, self._log.info), self._log.warn) for name in names]
+            self._loggers = [BackgroundLogger(name, _make(name, self.log.info), self.log.warn) for name in names]
             for logger in self._loggers:
                 logger.submit("start", run)
         for logger in self._loggers:
