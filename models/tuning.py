@@ -215,13 +215,14 @@ def write_peft_folder(checkpoint: Path, content: dict[str, Any], model: nn.Modul
     names = {name: f"{name}.weight" for name in state if name.endswith(_ENDS)}
     targets = [name.removesuffix(f".{A}") for name in names if name.endswith(f".{A}")]
     names |= {name: name for name in state if name.startswith(tuple(f"{head}." for head in heads))}
-    tensors = {f"{_PREFIX}{to}": state[name] for name, to in names.items()}
+    tensors = {
+        f"{_PREFIX}{to}": state[name].detach().to("cpu", torch.float32).contiguous() for name, to in names.items()
+    }
     config = {
         "peft_type": "LORA", "r": options.rank, "lora_alpha": options.alpha, "lora_dropout": options.dropout,
         "target_modules": targets, "modules_to_save": heads, "bias": "none", "inference_mode": True,
     }  # fmt: skip
     folder = checkpoint.with_name(PEFT_FOLDER)
     make_own_folder(folder)
-    float32 = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in tensors.items()}
-    atomic_write(folder / "adapter_model.safetensors", save(float32, {"format": "pt"}))
+    atomic_write(folder / "adapter_model.safetensors", save(tensors, {"format": "pt"}))
     atomic_write(folder / "adapter_config.json", json.dumps(config, indent=2) + "\n")

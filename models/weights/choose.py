@@ -201,6 +201,5 @@ def _take_heads_beside(part: State, outside: State, own: State, body: set[str]) 
         outside[head] = outside.pop(ends[0])
         if head.endswith(".weight"):
             of = ends[0].rpartition(".")[0]
-            text = f"head: {of}, beside the backbone; its input is this model's (global_pool)"
-            notes.append(Note("screen", text))
+            notes.append(Note("screen", f"head: {of}, beside the backbone; its input is this model's (global_pool)"))
     return notes

@@ -131,8 +131,7 @@ def load_pretrained(
     if purpose.needs_head:
         fitted.check_heads(weights.file)
         hidden = [name for name in fitted.unused if _part(name) == "pre_logits"]  # of ViTs of ImageNet-21k
-        text = "the results differ from the results of the weights' own program"
-        text += ": this model lacks their layer before the head"
+        text = "the results differ from the weights' own program: this model lacks their layer before the head"
         fitted.list_names(text, hidden, "warning")
     (take or model.load_state_dict)(checked)
     _start_heads(model, fitted.new_heads, purpose)
@@ -189,8 +188,9 @@ class Pairs:
                 self.state[name] = source.repeat(1, 3, 1, 1) / 3
             else:
                 continue
-            text = f"{name}: from {channels[0]} to {channels[1]} channels, as timm does"
-            self.fitted.remarks.append(Note("log", text))
+            self.fitted.remarks.append(
+                Note("log", f"{name}: from {channels[0]} to {channels[1]} channels, as timm does")
+            )
 
     def keep_computed(self) -> None:
         """Parameters that are never trained keep their values: a formula gives them, such as sines and cosines."""
@@ -223,8 +223,9 @@ class Pairs:
         elif old != grid:
             self._resample_positions(old, grid, prefix_tokens, _GOOGLES if weights.kind == NPZ else {})
         elif not stated and grid[0] != grid[1]:
-            text = f"positions: the weights state no image size; read as {grid[0]} x {grid[1]} tokens"
-            self.fitted.remarks.append(Note("screen", text))
+            self.fitted.remarks.append(
+                Note("screen", f"positions: the weights state no image size; read as {grid[0]} x {grid[1]} tokens")
+            )
 
     def _resample_positions(self, old: list[int], grid: list[int], prefix_tokens: int, method: dict[str, Any]) -> None:
         """old, grid: height and width of the grid of the file, and of the model. method: arguments of timm's."""
