@@ -272,41 +272,20 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         if data_set.torchvision == "EMNIST" and "split" not in kwargs:
             yield "KWARGS: EMNIST has six versions; name one, as -opts 'DATA.KWARGS={split: balanced}'"
 
-    def _problems_of_cells(self) -> Iterator[str]:
+    def _problems_of_columns(self) -> Iterator[str]:
         columns = self.given_columns
-        cells = columns.get("cells", {})
-        threshold = columns.get("threshold", 0.5)
-        is_list = isinstance(columns.get("label"), list)
-        if not _are_cells(cells):
-            example = "give the text of each cell with 0, 1 or null (unknown), as {'-1': null, '': 0}"
-            yield f"COLUMNS: cells is {shorten(cells)}; {example}"
-        elif not is_list and ("threshold" in columns or {*cells.values()} - {None}):
-            yield "COLUMNS: cells with 0 or 1 and threshold are of a list of columns; give label: [NAME, ...]"
-        elif is_list and None in cells.values() and not self.multi_label:
+        for key, value in columns.items():
+            if not _is_column(key, value):
+                yield f"COLUMNS: {key} is {shorten(value)}; give {_COLUMN_FORMS.get(key, 'the name of a column')}"
+        values = [*columns.get("cells", {}).values()]
+        if not isinstance(columns.get("label"), list):
+            if "threshold" in columns or {*values} - {None}:
+                yield "COLUMNS: cells with 0 or 1 and threshold are of a list of columns; give label: [NAME, ...]"
+        elif None in values and not self.multi_label:
             yield "COLUMNS: unknown cells (null) need MULTI_LABEL; set it to true"
-        if type(threshold) not in (int, float) or not math.isfinite(threshold):
-            yield f"COLUMNS: threshold is {shorten(threshold)}; give a number"
 
     def _problems_of_tables(self) -> Iterator[str]:
-        of_split = "of split also {column: NAME, test: [VALUE]}, with val, too, or in its place"
-        for key, value in self.given_columns.items():
-            is_valid = _is_name(value)
-            if key == "split":
-                is_valid = is_valid or _lists_values(value)
-            elif key == "label" and isinstance(value, list):
-                is_valid = all(map(_is_name, value))
-            elif key == "join":
-                is_valid = (
-                    isinstance(value, dict) and value.keys() == {"file", "on"} and all(map(_is_name, value.values()))
-                )
-                if not is_valid:
-                    yield f"COLUMNS: join is {shorten(value)}; give {{file: TABLE, on: COLUMN}}"
-                continue
-            elif key in ("cells", "threshold"):
-                continue
-            if not is_valid:
-                yield f"COLUMNS: {key} is {shorten(value)}; give the name of a column; {of_split}"
-        yield from self._problems_of_cells()
+        yield from self._problems_of_columns()
         renamed = self.rename or {}
         for name in sorted(renamed.keys() & renamed.values()):
             yield f"RENAME: {shorten(name)} is an old and a new name; give each old name the last one"
@@ -327,20 +306,34 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
             yield f"LABELS {problem}"
 
 
-def _are_cells(value: Any) -> bool:
-    return isinstance(value, dict) and all(one in (0, 1, None) for one in value.values())
+_COLUMN_FORMS = {
+    "label": "the name of a column, or a list of them",
+    "split": "the name of a column, null, or {column: NAME, test: [VALUE]}, with val, too, or in its place",
+    "cells": "the text of each cell with 0, 1 or null (unknown), as {'-1': null, '': 0}",
+    "threshold": "a number",
+    "join": "{file: TABLE, on: COLUMN}",
+}
 
 
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def _lists_values(split: Any) -> bool:
-    """Whether `split` of COLUMNS has a column, and the values of val or test in lists; null: no column has splits."""
-    match split:
-        case {"column": str(), **parts} if parts and parts.keys() <= {"val", "test"}:
-            return all(isinstance(values, list) and values for values in parts.values())
-    return split is None
+def _is_column(key: str, value: Any) -> bool:
+    """Whether the value of a key of COLUMNS has a form in `_COLUMN_FORMS`, or is a name."""
+    match key, value:
+        case "label", list():
+            return all(name and isinstance(name, str) for name in value)
+        case "split", None:
+            return True
+        case "split", {"column": str(), **parts}:
+            has_lists = all(isinstance(values, list) and values for values in parts.values())
+            return bool(parts) and parts.keys() <= {"val", "test"} and has_lists
+        case "cells", dict():
+            return all(one in (0, 1, None) for one in value.values())
+        case "threshold", int() | float():
+            return math.isfinite(value) and not isinstance(value, bool)
+        case "join", {"file": str(), "on": str()}:
+            return len(value) == 2 and all(value.values())
+        case "path" | "label" | "split", str():
+            return value != ""
+    return False
 
 
 def problem_of_expression(text: str) -> str | None:
