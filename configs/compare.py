@@ -115,8 +115,8 @@ def keep_minutes(config: Config, of_run: dict[str, Any]) -> Config:
     if train.minutes is None or train.minutes != of_run["TRAIN.MINUTES"]:
         return config
     epochs = {key.rpartition(".")[2].lower(): as_tuple(of_run[key]) for key in _OF_MINUTES}
-    decay = {"decay_epochs": epochs.pop("decay_epochs")}
-    return config.with_train(**epochs, lr_scheduler=train.lr_scheduler.model_copy(update=decay))
+    scheduler = train.lr_scheduler.changed(decay_epochs=epochs.pop("decay_epochs"))
+    return config.with_train(**epochs, lr_scheduler=scheduler)
 
 
 def _comparable(key: str, value: Any) -> Any:

@@ -361,7 +361,7 @@ def probe_has_one_epoch(options: Config) -> Config:
     train = Train(NUM_EPOCHS=1, WARMUP_EPOCHS=0, SMOOTHING=options.train.smoothing)
     size = {"batch_size": 1, "batch_size_eval": options.data.eval_batch_size}
     order = {"global_batch_size": None, "balanced_sampling": False, "repeated_augmentation": 1}
-    return options.with_data(**size, **order).model_copy(update={"train": train, "eval_raw": False})
+    return options.with_data(**size, **order).changed(train=train, eval_raw=False)
 
 
 @dataclass(frozen=True)

@@ -275,15 +275,15 @@ def follow_weights(
     if record.kwargs and isinstance(model, TimmModel):
         stated = ", ".join(f"{key} {value}" for key, value in record.kwargs.items())
         notes.append(Note("screen", f"Model: {stated} (MODEL.KWARGS), of the file"))
-        model = model.model_copy(update={"kwargs": record.kwargs | (model.kwargs or {})})
+        model = model.changed(kwargs=record.kwargs | (model.kwargs or {}))
     if evaluates and record.model:
         if of_model <= OF_EVERY_MODEL:
             model = model_follows_weights(record, model, of_model)
             notes.append(Note("log", f"Model: {model.name}, as the checkpoint describes it"))
         if model.num_classes is None:
-            model = model.model_copy(update={"num_classes": record.num_classes})
+            model = model.changed(num_classes=record.num_classes)
         data = split_follows_weights(record, data, of_data)
-    options = options.model_copy(update={"model": model, "data": data})
+    options = options.changed(model=model, data=data)
     return preprocessing_follows_weights(record, options, of_data, notes, evaluates and as_published)
 
 
@@ -313,13 +313,13 @@ def split_follows_weights(record: WeightsRecord, data: Data, given: Set[str]) ->
         changes = {key.lower(): record.data[key] for key in keys if key in record.data}
     if properties_of(data.dataset).multi_label and "MULTI_LABEL" not in given:
         changes["multi_label"] = record.data.get("MULTI_LABEL") is True
-    return data.model_copy(update=changes)
+    return data.changed(**changes)
 
 
 def prediction_needs_no_labels(options: Config, record: WeightsRecord, has_path: bool) -> Config:
     """In a prediction, unusable images are skipped; images of a path have labels of the training's kind and number."""
     changes: dict[str, Any] = {"on_bad_image": "skip"}
-    options = options.model_copy(update={"eval": options.eval.model_copy(update={"save_logits": False})})
+    options = options.changed(eval=options.eval.changed(save_logits=False))
     if has_path:
         options = options.with_model(num_classes=options.model.num_logits)
         if record.data.get("MULTI_LABEL") is True:
@@ -344,7 +344,7 @@ def preprocessing_follows_weights(
     may_crop = "CROP_PCT" in given or test.get("RESIZE") == data.resize
     shows_published = as_published and not record.is_own and may_crop
     if data.resize != "crop" and not shows_published:
-        data = data.model_copy(update={"crop_pct": 1.0})
+        data = data.changed(crop_pct=1.0)
     differing: dict[str, Note] = {}
     stated = list[str]()
     for key, value in trained.items():
@@ -359,7 +359,7 @@ def preprocessing_follows_weights(
         source = next(iter(record.sources.values()))
         notes.append(Note("screen", f"Preprocessing of {source}: {', '.join(stated)}"))
     sources = dict.fromkeys(given, "options") | {key: record.source_of(key) for key in taken}
-    return Followed(options.model_copy(update={"data": data}), notes, _describe_sources(sources), differing)
+    return Followed(options.changed(data=data), notes, _describe_sources(sources), differing)
 
 
 def _describe_sources(sources: dict[str, str]) -> str:

@@ -45,7 +45,7 @@ def read_data(wanted: Wanted, context: ProcessContext) -> Rows:
     not contain, fewer training samples than one batch on every rank.
     """
     downloads = wanted.data.download and context.is_main
-    data = wanted.data.model_copy(update={"download": downloads})
+    data = wanted.data.changed(download=downloads)
     names = [*map(to_nfc, wanted.class_names)]
     wanted = replace(wanted, data=data, class_names=names, of_weights=[*map(to_nfc, wanted.of_weights)])
 
@@ -204,9 +204,9 @@ def unlabelled(path: str, data: Data, trained_root: str | None = None) -> Sample
     list.
     """
     file = Path(path)
-    if recognize_table(data.model_copy(update={"data_path": path})) == "parquet":
+    if recognize_table(data.changed(data_path=path)) == "parquet":
         require(path, "pyarrow")
-        return Parquet(Wanted(data.model_copy(update={"data_path": path, "columns": None}))).read_unlabelled()
+        return Parquet(Wanted(data.changed(data_path=path, columns=None))).read_unlabelled()
     if os.path.isdir(path):
         return read_images(file)
     if not os.path.exists(path):

@@ -47,7 +47,7 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
         raise UserError(f"DATA.MULTI_LABEL needs a table or tar shards, but {is_read}; {fix}")
     if data.labels and not kind.may_be_table:
         raise UserError(f"DATA.LABELS needs a path of each image, but {is_read}; remove it")
-    return data.model_copy(update={"dataset": found, "groups": groups})
+    return data.changed(dataset=found, groups=groups)
 
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".7z", ".rar")

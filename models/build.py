@@ -269,7 +269,7 @@ def _size_that_fits(
         if not size or size == data.input_size:  # other errors do not read the weights again
             continue
         with suppress(Exception), catch_warnings(action="ignore"):  # of many types, by family
-            other = build_on_meta(options, data.model_copy(update={"image_size": size}))
+            other = build_on_meta(options, data.changed(image_size=size))
             load_pretrained(other, str(options.pretrained), options, purpose, size)
             return ",".join(map(str, dict.fromkeys(size)))
     return ""
@@ -295,7 +295,7 @@ def outputs_of_weights(options: Model, data: Data, weights: WeightsFile | None =
 def build_on_meta(options: Model, data: Data) -> nn.Module:
     """The model without memory and weights. Raises UserError: as `build_model`."""
     with on_meta_device():
-        return _construct(options.model_copy(update={"pretrained": None}), data)
+        return _construct(options.changed(pretrained=None), data)
 
 
 def _construct(options: Model, data: Data) -> nn.Module:

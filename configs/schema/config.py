@@ -99,15 +99,15 @@ class Config(Section):
 
     def with_model(self, **changes: Any) -> "Config":
         """A copy with other values of some MODEL keys."""
-        return self.model_copy(update={"model": self.model.model_copy(update=changes)})
+        return self.changed(model=self.model.changed(**changes))
 
     def with_data(self, **changes: Any) -> "Config":
         """A copy with other values of some DATA keys."""
-        return self.model_copy(update={"data": self.data.model_copy(update=changes)})
+        return self.changed(data=self.data.changed(**changes))
 
     def with_train(self, **changes: Any) -> "Config":
         """A copy with other values of some TRAIN keys."""
-        return self.model_copy(update={"train": self.train.model_copy(update=changes)})
+        return self.changed(train=self.train.changed(**changes))
 
     @property
     def _is_probe(self) -> bool:

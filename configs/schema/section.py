@@ -100,6 +100,10 @@ class Section(BaseModel):
             raise ValueError(text)
         return self
 
+    def changed(self, **changes: Any) -> Self:
+        """A copy with other values of some keys, which are not checked."""
+        return self.model_copy(update=changes)
+
     def _problems(self) -> Iterable[str]:
         """The contradictions between the options, as texts that begin with a key; the first one is the error."""
         return ()

@@ -249,7 +249,7 @@ def _groups_in(
     Raises UserError: the table cannot be read, or an image has two groups.
     """
     changes = {"image_root": root, "labels": None, "columns": {**columns, "split": None}}
-    changed = data.model_copy(update=changes)
+    changed = data.changed(**changes)
     rows = table_rows(table, changed)
     group_of = dict[str, str]()
     names = list(map("".join, rows.target_ids))

@@ -331,7 +331,7 @@ def as_read_before(data: Data, known: RunSplit | None, is_same: bool = True) -> 
     if not known or not properties_of(data.dataset).has_columns:
         return data
     columns = {"split": None, **data.given_columns} if is_same and known.held_out else data.columns
-    return data.model_copy(update={"encoding": data.encoding or "cp1252", "columns": columns})
+    return data.changed(encoding=data.encoding or "cp1252", columns=columns)
 
 
 def _hashes_of(paths: Iterable[str]) -> np.ndarray:

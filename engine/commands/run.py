@@ -38,7 +38,7 @@ def run(command: Command, context: ProcessContext) -> int:
     if context.device.type == "cpu":
         keep_freed_memory()
     try:
-        config = config.model_copy(update={"data": recognize_dataset(config.data, context)})
+        config = config.changed(data=recognize_dataset(config.data, context))
         module, function = _MODULES[command.name]
         run_command = getattr(import_module(f"engine.commands.{module}"), function)
         status = run_command(replace(command, config=config), context)

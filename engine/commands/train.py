@@ -59,7 +59,7 @@ def profile(command: Command, context: ProcessContext) -> int:
     from engine.profiling.profiler import profile_run  # no run needs it
 
     logger = start_log(command, context)
-    command = replace(command, config=command.config.model_copy(update={"loggers": ()}))  # a profile is no result
+    command = replace(command, config=command.config.changed(loggers=()))  # a profile is no result
     session = build_session(plan_training(command, context, logger, find_batch_size), context, logger)
     profile_run(session, open_profile(command, session, logger))
     return 0

@@ -96,7 +96,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         command = command.with_weights(_checkpoint_of(command, context, logger))
     prediction = command.prediction
     data = recognize_dataset(command.config.data, context)
-    given = command.config.model_copy(update={"data": data})
+    given = command.config.changed(data=data)
     options, record, notes = options_of_weights(replace(command, config=given))
     options, split = _choose_split(command, options, record)
     if prediction:
@@ -172,7 +172,7 @@ def _choose_split(command: Command, options: Config, record: WeightsRecord) -> t
     if command.path:
         return options, None
     is_of_training = record.is_of(options.data)
-    options = options.model_copy(update={"data": as_read_before(options.data, record.split, is_of_training)})
+    options = options.changed(data=as_read_before(options.data, record.split, is_of_training))
     if command.flags.split:
         return options, command.flags.split
     asked = {key: getattr(options.data, key.lower()) for key in ("VAL_FRACTION", "FOLDS")}
@@ -229,7 +229,7 @@ def _follow_named_model(command: Command, file: WeightsFile | None) -> tuple[Con
     named = WeightsRecord(str(file.file), model=file.model_section, data={})
     model = model_follows_weights(named, options.model, of_model)
     note = Note("log", f"Model: {file.architecture}, which the file names")
-    return options.model_copy(update={"model": model}), [note]
+    return options.changed(model=model), [note]
 
 
 def _read(

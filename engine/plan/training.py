@@ -289,7 +289,7 @@ def plan_training(
     given = {f"DATA.{field.upper()}" for field in config.data.model_fields_set}
     followed = follow_weights(config, given, start)
     if start is NO_RECORD and _is_timms_recipe(command.recipe):
-        as_published = weights_record(config.model.model_copy(update={"pretrained": "timm"}))
+        as_published = weights_record(config.model.changed(pretrained="timm"))
         followed = replace(follow_weights(config, given, as_published), differing={})
     places = {"given": config, "follow_weights": followed.options}
     config = followed.options

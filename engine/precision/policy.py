@@ -379,16 +379,16 @@ class Precision:
     def with_black_list(self, entries: Iterable[str]) -> tuple[Amp, str]:
         """The options with these entries too, and the words of the command line; as the two methods below."""
         listed = (*self.options.custom_black_list, *entries)
-        changed = self.options.model_copy(update={"custom_black_list": listed})
+        changed = self.options.changed(custom_black_list=listed)
         return changed, f'-opts "AMP.CUSTOM_BLACK_LIST=[{", ".join(listed)}]"'
 
     def with_scale(self, scale: float) -> tuple[Amp, str]:
         scale = max(scale, self.options.min_loss_scaling)
-        changed = self.options.model_copy(update={"init_loss_scaling": scale})
+        changed = self.options.changed(init_loss_scaling=scale)
         return changed, f'-opts "AMP.INIT_LOSS_SCALING={scale:.15g}"'
 
     def with_bfloat16(self) -> tuple[Amp, str]:
-        return self.options.model_copy(update={"dtype": "bfloat16"}), "-amp_dtype=bfloat16"
+        return self.options.changed(dtype="bfloat16"), "-amp_dtype=bfloat16"
 
     def state_dict(self) -> dict[str, Any]:
         return {"dtype": str(self.dtype), "scaler": self.scaler.state_dict()}

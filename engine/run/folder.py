@@ -91,7 +91,7 @@ def enter_folder(
     """
     check_shared(folder, context)
     if context.is_main:
-        config = command.config.model_copy(update={"name": command.run_name})  # starts or resumes the same run
+        config = command.config.changed(name=command.run_name)  # starts or resumes the same run
         options = to_yaml(config if config.eval.enabled else config.with_model(resume=None))
         earlier = read_run(folder)
         values["given"] = earlier.get("given") or command.given

@@ -101,7 +101,7 @@ def plan_again(plan: Plan, train: Train, done: int, steps: float, evaluation: fl
     epochs = max(done + max(0, round(left / epoch)), int(train.warmup_epochs) + 1)
     since = max(done, train.warmup_epochs)
     plans = (*train.plans, (since, in_first_plan(since, train.plans), epochs))
-    return train.model_copy(update={"num_epochs": epochs, "plans": plans})
+    return train.changed(num_epochs=epochs, plans=plans)
 
 
 def _as_in_sweep(plan: Plan, folder: Path, context: ProcessContext, logger: RunLogger) -> Plan:
@@ -127,7 +127,7 @@ def _time_evaluations(plan: Plan, state: TrainState, step: float, seconds: float
     longest = step * size * context.world_size / plan.batch.global_size  # of a batch: less than in training
     batches = broadcast_object(min(max(4, int(seconds / longest)), _MAX_TIMED_BATCHES), context)
     first = max(0, math.ceil(images / size) - batches * context.world_size) * size
-    data = config.data.model_copy(update={"on_bad_image": "skip"})  # the run names all unreadable images
+    data = config.data.changed(on_bad_image="skip")  # the run names all unreadable images
     loader = build_eval_loader(data, plan.val, context, config.timeout_seconds, first=first)
     evaluator = build_evaluator(config, state.precision, state.strategy, context)
     ends = [time.perf_counter()]
@@ -180,5 +180,5 @@ def _schedule(train: Train, epochs: int) -> dict[str, Any]:
         "plans": (),
         "warmup_epochs": train.warmup_epochs * share,
         "mixup_off_epoch": train.mixup_off_epoch and max(1, round(train.mixup_off_epoch * share)),
-        "lr_scheduler": train.lr_scheduler.model_copy(update={"decay_epochs": decay and decay * share}),
+        "lr_scheduler": train.lr_scheduler.changed(decay_epochs=decay and decay * share),
     }

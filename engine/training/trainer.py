@@ -228,7 +228,7 @@ class Trainer:
         if train == self.config.train:
             return
         self.logger.log(f"----- TRAIN.MINUTES {train.minutes:g}: NUM_EPOCHS {train.num_epochs} from epoch {done} on")
-        config = self.config.model_copy(update={"train": train})
+        config = self.config.changed(train=train)
         self.config = self.position.config = self.report.config = config
         self.state = replace(self.state, config=config)
         self.reporter.num_epochs = train.num_epochs

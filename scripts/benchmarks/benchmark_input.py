@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
     add_flag(parser, "seconds", type=float, default=2.0, metavar="S", help="length of a turn (default: 2)")
     flags, rest = split_flags(parser, argv)
     rest = [*DEFAULTS, *rest]
-    config = parse_command_line(rest).config.model_copy(update={"train": Train()})
+    config = parse_command_line(rest).config.changed(train=Train())
     data = config.data
     context = single_process()
     torch.set_num_threads(1)  # the workers occupy the cores

@@ -160,7 +160,7 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
         )
     # In fp32, without test-time augmentation and the parts that only training needs.
     config = trained.config.with_model(attention="auto", grad_checkpointing=False, tune="full")
-    config = config.model_copy(update={"amp": Amp(), "eval": config.eval.model_copy(update={"tta": "none"})})
+    config = config.changed(amp=Amp(), eval=config.eval.changed(tta="none"))
     trained = replace(trained, config=config)
     built = build_eval_model(config, context, record=trained.record)
     for note in (*built.notes, *trained.notes):

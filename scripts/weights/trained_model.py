@@ -97,7 +97,7 @@ class TrainedModel:
 
     def build(self, weights: Path) -> nn.Module:
         """The model with the weights of a file, in fp32 on the CPU, read as `-pretrained` reads it."""
-        options = self.config.model.model_copy(update={"pretrained": str(weights)})
+        options = self.config.model.changed(pretrained=str(weights))
         data = self.config.data
         return build_model(options, data, torch.device("cpu"), EVALUATE, data.input_size)[0].eval()
 

@@ -241,7 +241,7 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Im
     """
     table = open_for(file, data, predicts=True)
     image_root = data.image_root if data.image_root != trained_root else None
-    given = data.model_copy(update={"image_root": image_root, "labels": None})
+    given = data.changed(image_root=image_root, labels=None)
     others = [file.with_suffix("")]
     if trained_root:
         others.append(Path(trained_root))
