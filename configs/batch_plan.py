@@ -1,10 +1,9 @@
 """The images of an optimizer step, the steps of an epoch, and the position of a resumed run. Without torch."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from configs.schema import Config
-from configs.yaml_io import format_value
+from configs.yaml_io import Values, format_value
 from utils.errors import UserError
 
 _WHOLE_EPOCH = 10**9  # micro-steps: more than any epoch has
@@ -86,7 +85,7 @@ class EpochLayout:
     max_steps: int | None = None  # TRAIN.EPOCH_STEPS
 
     @classmethod
-    def of_geometry(cls, geometry: dict[str, Any]) -> "EpochLayout":
+    def of_geometry(cls, geometry: Values) -> "EpochLayout":
         """The layout with the entry `geometry` of a checkpoint, whose number of ranks is not known.
 
         Raises KeyError, TypeError: the entry is invalid.
@@ -97,7 +96,7 @@ class EpochLayout:
         return cls(batch=batch, **values)
 
     @property
-    def geometry(self) -> dict[str, Any]:
+    def geometry(self) -> Values:
         """The entry of a checkpoint."""
         batch = self.batch
         values = asdict(self) | {"batch_size": batch.micro_step_size, "accum_iter": batch.accumulation}
@@ -124,7 +123,7 @@ class EpochLayout:
     def steps_per_epoch(self) -> int:
         return -(-self.batches_per_epoch // self.batch.accumulation)
 
-    def changed_global_batch(self, checkpoint: dict[str, Any]) -> str | None:
+    def changed_global_batch(self, checkpoint: Values) -> str | None:
         """A line for the log if the checkpoint has another global batch size: the learning rate may no longer fit."""
         before, now = EpochLayout.of_geometry(checkpoint["geometry"]).batch.global_size, self.batch.global_size
         if before == now:
@@ -132,7 +131,7 @@ class EpochLayout:
         keep = f"DATA.GLOBAL_BATCH_SIZE={before} keeps it"
         return f"the global batch size is {now}, before {before}; {keep} on any number of ranks"
 
-    def steps_done(self, checkpoint: dict[str, Any]) -> int:
+    def steps_done(self, checkpoint: Values) -> int:
         """The number of steps of this layout that use the same samples as the checkpoint's steps.
 
         Raises UserError: no whole number of steps does.

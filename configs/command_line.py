@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from configs.flags import (
     Prediction,
@@ -23,7 +22,7 @@ from configs.schema import Config
 from configs.schema.data import AUTO, properties_of
 from configs.schema.section import MAX_NAME_CHARS
 from configs.versions import VERSION, WRITTEN_BY
-from configs.yaml_io import write_yaml
+from configs.yaml_io import Values, write_yaml
 from utils.errors import UserError
 from utils.files import absolute_file, read_json
 from utils.notes import STATUS, SWEEP, Note, run_name
@@ -50,7 +49,7 @@ class Command:
     argv: tuple[str, ...]
     flags: argparse.Namespace
     config: Config
-    given: dict[str, Any]
+    given: Values
     script: str
     recipe: Path | None
     notes: tuple[Note, ...]

@@ -12,7 +12,7 @@ from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import present_keys
 from configs.schema.section import as_tuple
 from configs.versions import GONE_KEYS
-from configs.yaml_io import format_value, parse_value, read_yaml, shorten
+from configs.yaml_io import Values, format_value, parse_value, read_yaml, shorten
 from utils.errors import UserError
 from utils.notes import Note
 
@@ -90,7 +90,7 @@ def experiment_mismatch(options_file: Path, config: Config) -> str | None:
     return None
 
 
-def _keys_of_experiment(values: dict[str, Any], before: dict[str, Any], config: Config) -> set[str]:
+def _keys_of_experiment(values: Values, before: Values, config: Config) -> set[str]:
     """values: all options of this run. before: of the other one."""
     keys = {*_OF_EXPERIMENT, *(key for key in values if key.startswith("MODEL."))} - {*_SAME_ARCHITECTURE}
     if not config.eval.enabled:
@@ -109,7 +109,7 @@ def _keys_of_experiment(values: dict[str, Any], before: dict[str, Any], config: 
     return keys
 
 
-def keep_minutes(config: Config, of_run: dict[str, Any]) -> Config:
+def keep_minutes(config: Config, of_run: Values) -> Config:
     """The options with the epochs of a run of equal TRAIN.MINUTES. of_run: its options by dotted key."""
     train = config.train
     if train.minutes is None or train.minutes != of_run["TRAIN.MINUTES"]:
@@ -124,12 +124,12 @@ def _comparable(key: str, value: Any) -> Any:
     return os.path.abspath(str(value)) if key in ("DATA.DATA_PATH", "DATA.CORRECTIONS") else value
 
 
-def shared_options(config: Config) -> dict[str, Any]:
+def shared_options(config: Config) -> Values:
     """Returns all options but paths and workers, which belong to a host, by dotted key."""
     return {key: value for key, value in values_of(config).items() if key not in _OF_HOST}
 
 
-def values_of(config: Config) -> dict[str, Any]:
+def values_of(config: Config) -> Values:
     """All options by dotted key, as a YAML file gives them."""
     return dict(flatten(config.model_dump(by_alias=True, mode="json")))
 
@@ -144,7 +144,7 @@ def set_by(places: dict[str, Config]) -> list[Note]:
     return [Note("log", f"Options set: {', '.join(texts)}")] if texts else []
 
 
-def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
+def with_defaults(values: Values) -> Values:
     """The options of a run by dotted key, with the defaults of the keys that its version did not write."""
     family = OptionTable(values).family
     model = present_keys(values.get("MODEL", {}), family)
@@ -155,12 +155,12 @@ def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key not in off or value != off[key]}
 
 
-def _defaults(family: str) -> dict[str, Any]:
+def _defaults(family: str) -> Values:
     # Not checked: general defaults, such as the image size, need not be possible for each family.
     return values_of(Config.model_construct(model=MODEL_SECTIONS[family].model_construct()))
 
 
-def differing_from_defaults(options: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+def differing_from_defaults(options: Values) -> dict[str, tuple[Any, Any]]:
     """(value, default) of the options by dotted key that differ from their defaults; unknown keys are left out."""
     defaults = _defaults(model_type(options["MODEL.TYPE"])) | {"MODEL.TYPE": "vit"}
     return {key: (value, defaults[key]) for key, value in options.items() if value != defaults.get(key, value)}

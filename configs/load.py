@@ -20,7 +20,7 @@ from configs.schema.operating_point import Goal
 from configs.schema.section import MAX_NAME_CHARS
 from configs.versions import GONE_KEYS, WRITTEN_BY, refuse_newer
 from configs.weights import OF_EVERY_MODEL, architecture, read_entries, weight_options
-from configs.yaml_io import format_value, parse_value, read_recipe, shorten
+from configs.yaml_io import Values, format_value, parse_value, read_recipe, shorten
 from utils.errors import Finding, UserError, combine_findings, did_you_mean
 from utils.files import read_json
 from utils.notes import STATUS
@@ -53,14 +53,14 @@ class OptionTable:
     rates_of_model: the drop rates of the recipe that -model names, which it does not take beside -cfg.
     """
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values: Values) -> None:
         self.rows = {key: Row(value) for key, value in flatten(expand_switches(values))}
         self.model_only = False
-        self.rates_of_model = dict[str, Any]()
+        self.rates_of_model = Values()
         self._last_source = ""
         self._last_level = 0
 
-    def add(self, values: dict[str, Any], source: str, places: Mapping[str, str] = _NO_PLACES) -> None:
+    def add(self, values: Values, source: str, places: Mapping[str, str] = _NO_PLACES) -> None:
         """Adds the values of a file or a flag as an option layer. places: 'file:line' of each key in a file.
 
         Raises UserError: a newer version wrote them.
@@ -88,7 +88,7 @@ class OptionTable:
         return ""
 
     @property
-    def values(self) -> dict[str, Any]:
+    def values(self) -> Values:
         """The values in nested sections."""
         return nest({key: row.value for key, row in self.rows.items()})
 
@@ -97,7 +97,7 @@ class OptionTable:
         """MODEL.TYPE, or its default."""
         return model_type(self.get("MODEL.TYPE"))
 
-    def given(self) -> dict[str, Any]:
+    def given(self) -> Values:
         """The values that layers give."""
         return {key: value for key, value in flatten(self.values) if self.row(key).level}
 
@@ -127,18 +127,18 @@ class OptionTable:
                 raise UserError(f"{row.source}: {section} is {shorten(row.value)}: must be a section of keys")
 
 
-def _switches(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _switches(values: Values) -> dict[str, Values]:
     """PaddleViT's `AMP: true` and `EVAL: true`, also as texts, as sections with the key ENABLED."""
     sections = ("AMP", "EVAL")
     return {key: {"ENABLED": values[key]} for key in sections if str(values.get(key)).lower() in ("true", "false")}
 
 
-def expand_switches(values: dict[str, Any]) -> dict[str, Any]:
+def expand_switches(values: Values) -> Values:
     """The options without VERSION, with the sections of `_switches`."""
     return {key: value for key, value in (values | _switches(values)).items() if key != WRITTEN_BY}
 
 
-def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(values: Values, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The values of nested sections by their dotted keys. A section without keys, and a mapping, are one value."""
     for key, value in values.items():
         if isinstance(value, dict) and value and not key.endswith(_MAPPINGS):
@@ -147,9 +147,9 @@ def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield prefix + key, value
 
 
-def nest(values: dict[str, Any]) -> dict[str, Any]:
+def nest(values: Values) -> Values:
     """The nested sections of dotted keys; the inverse of `flatten`."""
-    nested: dict[str, Any] = {}
+    nested: Values = {}
     for dotted, value in values.items():
         *sections, key = dotted.split(".")
         section = nested
@@ -185,7 +185,7 @@ def read_layers(flags: argparse.Namespace, evaluates: bool) -> OptionTable:
     return table
 
 
-def add_recipe(table: OptionTable, path: Path) -> dict[str, Any]:
+def add_recipe(table: OptionTable, path: Path) -> Values:
     """Adds the files in BASE, recursively, then the file itself, and returns its values.
 
     Raises UserError for a file that is not allowed.
@@ -193,7 +193,7 @@ def add_recipe(table: OptionTable, path: Path) -> dict[str, Any]:
     roots = [os.path.realpath(folder) for folder in (path.parent, ".")]
     read = list[Path]()
 
-    def add(path: Path, named_in: str) -> dict[str, Any]:
+    def add(path: Path, named_in: str) -> Values:
         read.append(path)
         values, lines = read_recipe(path, named_in)
         for section in _switches(values):
@@ -343,7 +343,7 @@ def _find_run_options(named: str | None) -> Path | None:
     return file if os.path.isfile(file) else None
 
 
-def stored_options(named: Path) -> dict[str, Any]:
+def stored_options(named: Path) -> Values:
     """The options in a checkpoint, with or without its extension, or in the newest one of a folder; {}: there are none.
 
     For a run whose options file is missing.
@@ -357,7 +357,7 @@ def stored_options(named: Path) -> dict[str, Any]:
     return {}
 
 
-def keep_old_meanings(table: OptionTable, stored: dict[str, Any]) -> None:
+def keep_old_meanings(table: OptionTable, stored: Values) -> None:
     """Translates the options of a run that are stored without VERSION: rates of 0 left timm's models their own ones,
     and SGD had Nesterov momentum.
     """
@@ -370,7 +370,7 @@ def keep_old_meanings(table: OptionTable, stored: dict[str, Any]) -> None:
             table.remove(key)
 
 
-def model_sections(name: str) -> dict[str, dict[str, Any]]:
+def model_sections(name: str) -> dict[str, Values]:
     """The section MODEL, without classes and weights, and the section DATA of the recipe `name`.
 
     Without such a recipe, MODEL is timm's model of this name, and DATA is empty. Raises UserError as `read_yaml`.

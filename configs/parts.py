@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from configs.yaml_io import read_text
+from configs.yaml_io import Values, read_text
 from utils.errors import UserError
 from utils.notes import Note
 
@@ -56,7 +56,7 @@ class Parts(dict[str, Part]):
             raise ValueError(f"there is already a {self.kind} {name}")
         return lambda code: self.setdefault(name, Part(code, options, several_labels)).code
 
-    def build(self, name: str, values: dict[str, Any] | None) -> Any:
+    def build(self, name: str, values: Values | None) -> Any:
         """Builds a plugin's part: an instance of its class, or its function with `options` bound."""
         part = self[name].code
         options = self._options(name, values)
@@ -67,18 +67,18 @@ class Parts(dict[str, Part]):
             raise ValueError(f"{name[:80]}: no {self.kind}; known: {', '.join(self) or 'none'} (-plugin adds others)")
         return name
 
-    def check_kwargs(self, kwargs: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
+    def check_kwargs(self, kwargs: Values | None, info: ValidationInfo) -> Values | None:
         """Checks the options KWARGS of the part NAME; unchanged if the part is not in this table."""
         name = str(info.data.get("name"))
         return self._checked(name, kwargs) if name in self else kwargs
 
-    def check_named(self, named: dict[str, Any] | None) -> dict[str, Any] | None:
+    def check_named(self, named: Values | None) -> Values | None:
         """Checks the options of parts by name."""
         if not named:
             return named
         return {name: self._checked(self.check_name(name), given, f"{name}.") for name, given in named.items()}
 
-    def _checked(self, name: str, values: Any, prefix: str = "") -> dict[str, Any] | None:
+    def _checked(self, name: str, values: Any, prefix: str = "") -> Values | None:
         """All options of a part; None for a part without options."""
         return self._options(name, values, prefix).model_dump(mode="json") or None
 

@@ -17,7 +17,7 @@ import yaml
 from pydantic import ValidationError
 
 from configs.schema import Config
-from configs.yaml_io import parse_value
+from configs.yaml_io import Values, parse_value
 from utils.errors import UserError
 
 _FOLDER = Path(__file__).parent / "programs"
@@ -38,7 +38,7 @@ class Program:
     version: Any = None
     page: str = "other-programs"
     base: str = ""
-    flags: dict[str, Any] = field(default_factory=dict)
+    flags: Values = field(default_factory=dict)
     marks: Sequence[str] = ()
 
     @property
@@ -57,7 +57,7 @@ def programs() -> dict[str, Program]:
     return found
 
 
-def _program(values: dict[str, Any], known: Mapping[str, Program]) -> Program:
+def _program(values: Values, known: Mapping[str, Program]) -> Program:
     rows = values.get("flags", {})
     flags = {name: row for names, row in rows.items() for name in names.split(", ")}
     if base := known.get(values.get("base", "")):

@@ -21,7 +21,7 @@ from configs.schema.operating_point import UNDECIDED, Decision
 from configs.schema.section import as_tuple
 from configs.schema.train import WEIGHTS_EXTENSIONS
 from configs.versions import WRITTEN_BY, is_gone_value
-from configs.yaml_io import format_value, shorten
+from configs.yaml_io import Values, format_value, shorten
 from utils.errors import Unavailable, UserError, error_from
 from utils.file_formats.hf_folder import CONFIG, SHARDS, WEIGHTS, is_of_timm, read_metadata, weight_file
 from utils.files import open_regular_file, read_json
@@ -161,7 +161,7 @@ def open_weights(path: str | Path) -> Header:
         return replace(header, content=read_pickle(file, is_plain=header.kind == PADDLE))
 
 
-def read_entries(checkpoint: Path) -> dict[str, Any]:
+def read_entries(checkpoint: Path) -> Values:
     """The entries of a checkpoint, with records of its tensors; empty if it cannot be read.
 
     The tensors are not verified: for its position, its best evaluation and its options.
@@ -187,18 +187,18 @@ class WeightsRecord:
     """
 
     source: str
-    model: dict[str, Any]
-    data: dict[str, Any]
+    model: Values
+    data: Values
     class_names: list[str] | None = None
     num_classes: int | None = None
     split: Any = None
     plugins: tuple[str, ...] = ()
-    evaluation: dict[str, Any] = field(default_factory=dict)
+    evaluation: Values = field(default_factory=dict)
     output_names: list[str] | None = None
     built_for: Any = None
     decision: Decision = UNDECIDED
     sources: dict[str, str] = field(default_factory=dict)
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: Values = field(default_factory=dict)
 
     @property
     def is_own(self) -> bool:
@@ -206,7 +206,7 @@ class WeightsRecord:
         return "DATASET" in self.data
 
     @property
-    def preprocessing(self) -> dict[str, Any]:
+    def preprocessing(self) -> Values:
         """The keys of DATA that an evaluation must share with the training."""
         return {key: self.data[key] for key in PREPROCESSING if key in self.data}
 
@@ -305,7 +305,7 @@ def model_follows_weights(record: WeightsRecord, model: Model, given: Collection
 
 def split_follows_weights(record: WeightsRecord, data: Data, given: Set[str]) -> Data:
     """In an evaluation of the training data, the split is the training's; DATA.MULTI_LABEL is the training's, too."""
-    changes: dict[str, Any] = {}
+    changes: Values = {}
     if record.is_of(data):
         keys = {"SPLIT_SEED"} - given
         if given.isdisjoint(("VAL_FRACTION", "FOLDS")):
@@ -318,7 +318,7 @@ def split_follows_weights(record: WeightsRecord, data: Data, given: Set[str]) ->
 
 def prediction_needs_no_labels(options: Config, record: WeightsRecord, has_path: bool) -> Config:
     """In a prediction, unusable images are skipped; images of a path have labels of the training's kind and number."""
-    changes: dict[str, Any] = {"on_bad_image": "skip"}
+    changes: Values = {"on_bad_image": "skip"}
     options = options.changed(eval=options.eval.changed(save_logits=False))
     if has_path:
         options = options.with_model(num_classes=options.model.num_logits)
@@ -370,7 +370,7 @@ def _describe_sources(sources: dict[str, str]) -> str:
     return "; ".join(f"{source}: {', '.join(of_source)}" for source, of_source in by_source.items())
 
 
-def _with_preprocessing(values: dict[str, Any], record: WeightsRecord) -> Data:
+def _with_preprocessing(values: Values, record: WeightsRecord) -> Data:
     """Raises UserError: a key that the weights state is invalid, or contradicts the given ones."""
     try:
         return Data.model_validate(values)
@@ -385,7 +385,7 @@ def _with_preprocessing(values: dict[str, Any], record: WeightsRecord) -> Data:
         raise UserError(f"DATA.{problem}, with the values of {source}; write all of these keys") from None
 
 
-def options_to_export(options: dict[str, Any]) -> dict[str, Any]:
+def options_to_export(options: Values) -> Values:
     """The part of the options of a run that travels with its weights; of plugins, the names and the hashes."""
     model = architecture(options["MODEL"]) | {"NUM_CLASSES": options["MODEL"].get("NUM_CLASSES")}
     data = {key: value for key, value in options["DATA"].items() if key in (*PLACE, *SPLIT, *PREPROCESSING)}
@@ -394,7 +394,7 @@ def options_to_export(options: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in exported.items() if value is not None}
 
 
-def weight_options(weights: str) -> dict[str, Any]:
+def weight_options(weights: str) -> Values:
     """The options in the metadata of `weights`; {} for a file of another program, or a damaged one."""
     weights = weight_file(weights)
     try:
@@ -403,13 +403,13 @@ def weight_options(weights: str) -> dict[str, Any]:
         return {}
 
 
-def architecture(model: dict[str, Any]) -> dict[str, Any]:
+def architecture(model: Values) -> Values:
     """The section MODEL without the keys that belong to a run: classes, paths of weights, adapters."""
     own = {key: value for key, value in model.items() if key not in _OF_THE_RUN}
     return {key: value for key, value in own.items() if not is_gone_value(f"MODEL.{key}", value)}
 
 
-def described_model(config: dict[str, Any]) -> dict[str, Any]:
+def described_model(config: Values) -> Values:
     """The section MODEL of a config.json that timm or transformers wrote."""
     if not is_of_timm(config):
         name = (config.get("architectures") or [config["model_type"]])[0]

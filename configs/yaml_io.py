@@ -16,6 +16,7 @@ import yaml
 from utils.errors import UserError, did_you_mean, error_from, first_line
 from utils.files import expand_home, open_regular_file
 
+Values = dict[str, Any]  # by key or name, as YAML and JSON give them: options, sections of them, arguments
 MAX_BYTES = 1 << 16  # 20 times the longest recipe; PyYAML needs half a second for it
 _MAX_BYTES_WITH_LISTS = 1 << 26  # with the long values of 100,000 classes, which the json module reads
 _LONG_CHARS, _LONG_ITEMS = 1000, 200
@@ -47,7 +48,7 @@ _RESOLVERS = (
 class _StrictLoader(yaml.SafeLoader):
     """Only its composer is used: PyYAML constructs no objects."""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # an attribute of PyYAML, filled below
+    yaml_implicit_resolvers: Values = {}  # noqa: RUF012  # an attribute of PyYAML, filled below
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -65,7 +66,7 @@ for _tag, _pattern, _first in _RESOLVERS:
         _class.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})$"), _first)
 
 
-def write_yaml(values: dict[str, Any]) -> str:
+def write_yaml(values: Values) -> str:
     """The values as YAML text, from which `read_yaml` reads equal values. A long value is JSON in one line."""
     long_values = list[Any]()
 
@@ -79,12 +80,12 @@ def write_yaml(values: dict[str, Any]) -> str:
     return re.sub(r'\["\\uE000 long value (\d+)"\]', lambda found: json.dumps(long_values[int(found[1])]), text)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> Values:
     """The values of a YAML file. Raises UserError as `read_recipe`."""
     return read_recipe(path)[0]
 
 
-def read_recipe(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[str, int]]:
+def read_recipe(path: Path, named_in: str = "") -> tuple[Values, dict[str, int]]:
     """The values of a YAML file, and the line number (from 1) of each key outside of lists, such as TRAIN.BASE_LR.
 
     named_in: a prefix of the error message for an unreadable file.
@@ -150,7 +151,7 @@ def _take_long_values(text: str) -> tuple[str, list[Any]]:
     taken = list[Any]()
 
     def take(line: re.Match[str]) -> str:
-        options: dict[str, Any] = {"object_pairs_hook": _unique_keys}
+        options: Values = {"object_pairs_hook": _unique_keys}
         if line[1].endswith(("RENAME: ", "ONLY_CLASSES: ")):  # as `_OF_CLASSES`
             options |= {"parse_int": str, "parse_float": str}
         try:
@@ -162,7 +163,7 @@ def _take_long_values(text: str) -> tuple[str, list[Any]]:
     return _LONG_VALUE.sub(take, text), taken
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> Values:
     values = dict(pairs)
     if len(values) < len(pairs):
         raise ValueError("a key is given twice")
@@ -227,8 +228,8 @@ def _construct(node: yaml.Node, section: str, lines: dict[str, int]) -> Any:
         raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from None
 
 
-def _construct_mapping(node: yaml.MappingNode, section: str, lines: dict[str, int]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def _construct_mapping(node: yaml.MappingNode, section: str, lines: dict[str, int]) -> Values:
+    values: Values = {}
     for key_node, value_node in node.value:
         problem = ""
         key = key_node.value

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs.command_line import parse_command_line
 from configs.flags import positive
 from configs.schema import Data
+from configs.yaml_io import Values
 from datasets.decoding.decode import open_image, to_pillow
 from datasets.decoding.images import HEAD_BYTES, BadImage, kind_of
 from datasets.loading.loader import BadImageList
@@ -156,7 +157,7 @@ class OrderedSplit:
             encoded = file.getvalue()
         kind = "PGM" if encoded.startswith(b"P5") else kind_of(encoded[:HEAD_BYTES]) or ""
         files = {_EXTENSIONS.get(kind, kind.lower()): encoded}
-        about: dict[str, Any] = {}
+        about: Values = {}
         group = samples.groups[index] if samples.groups else ""
         if group:
             about[GROUP_KEY] = group
@@ -220,7 +221,7 @@ def _read_usable(split: OrderedSplit, bad_images: BadImageList) -> Iterator[Samp
             bar.update()
 
 
-def info(written: dict[str, list[Index]], train: EncodedImages, label_key: str) -> dict[str, Any]:
+def info(written: dict[str, list[Index]], train: EncodedImages, label_key: str) -> Values:
     """timm's description of a data set of shards, and the class names if the data have names."""
     splits = {}
     for name, indexes in written.items():

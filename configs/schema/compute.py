@@ -1,14 +1,15 @@
 """The sections AMP and PARALLEL: the precision of a step, and how the ranks share it."""
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from configs.schema.section import Count, Names, Section, option
+from configs.yaml_io import Values
 
 Preset = Literal["fp32", "torch", "naive", "apex_o1", "apex_o2", "fleet", "paddle", "bf16_stream"]
 
 
-def _scaled(level: str, scale: float, incr_every_n_steps: int, decr_every_n_nan_or_inf: int) -> dict[str, Any]:
+def _scaled(level: str, scale: float, incr_every_n_steps: int, decr_every_n_nan_or_inf: int) -> Values:
     """Mixed precision whose loss scale doubles and halves."""
     return {
         "ENABLED": True, "LEVEL": level, "INIT_LOSS_SCALING": scale, "INCR_EVERY_N_STEPS": incr_every_n_steps,
@@ -16,7 +17,7 @@ def _scaled(level: str, scale: float, incr_every_n_steps: int, decr_every_n_nan_
     }  # fmt: skip
 
 
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, Values] = {
     "fp32": {"ENABLED": False},
     "torch": _scaled("O1", 65536.0, 2000, 1),  # torch.amp.GradScaler; Colossal-AI's AMP_TYPE.TORCH
     "naive": _scaled("O2", 65536.0, 1000, 2),  # Colossal-AI's AMP_TYPE.NAIVE: DynamicGradScaler, fp32 master weights

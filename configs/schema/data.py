@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from configs.parts import DEVICE_AUGMENTATIONS, HOST_AUGMENTATIONS
 from configs.schema.section import Count, Floats, ImageSize, Pair, Path, Probability, Range, Section, option
-from configs.yaml_io import shorten
+from configs.yaml_io import Values, shorten
 
 MAX_CROP_PCT = 2  # the border is then half of the crop
 MAX_PIXELS = 64_000_000
@@ -178,10 +178,10 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
     affine_degrees: float = option(0.0, "training: maximum random rotation, degrees", ge=0, le=180)
     affine_translate: float = option(0.0, "training: maximum random shift / image size", ge=0, le=1)
     affine_scale: Range = option((1.0, 1.0), "training: range of the random scale factor")
-    host_augmentations: Annotated[dict[str, Any] | None, AfterValidator(HOST_AUGMENTATIONS.check_named)] = option(
+    host_augmentations: Annotated[Values | None, AfterValidator(HOST_AUGMENTATIONS.check_named)] = option(
         None, "training: plugins' operations on an image, {name: options}; after flips and policy"
     )
-    device_augmentations: Annotated[dict[str, Any] | None, AfterValidator(DEVICE_AUGMENTATIONS.check_named)] = option(
+    device_augmentations: Annotated[Values | None, AfterValidator(DEVICE_AUGMENTATIONS.check_named)] = option(
         None, "training: plugins' operations on a normalized batch, {name: options}; before mixup"
     )
 

@@ -8,11 +8,12 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from configs.schema.data import IMAGENET_CLASSES
 from configs.schema.section import Count, Name, OptionalPath, Positive, Probability, Section, as_names, as_tuple, option
+from configs.yaml_io import Values
 
 # MODEL.TYPE -> the keys of PaddleViT's files that have one possible value, and this value; null: also false; ...: any
 # value, since the key has no effect. They are in no field.
 FREEZE_BACKBONE = "FREEZE_BACKBONE"
-_HEADS: dict[str, Any] = {"ATTN_HEAD_SIZE": None, "QK_SCALE": None}  # EMBED_DIM / NUM_HEADS, 1 / sqrt(ATTN_HEAD_SIZE)
+_HEADS: Values = {"ATTN_HEAD_SIZE": None, "QK_SCALE": None}  # EMBED_DIM / NUM_HEADS, 1 / sqrt(ATTN_HEAD_SIZE)
 _COAT = {"PATCH_SIZE": 4, "NUM_HEADS": 8}  # the position encodings have windows for 8 heads
 _MOBILEVIT = {"PATCH_SIZE": 2, "DEPTHS": [2, 4, 3], "NUM_HEADS": 8, "MLP_RATIO": 2, "QKV_BIAS": True, "QK_SCALE": None}
 FIXED_KEYS: Mapping[str, Mapping[str, Any]] = {
@@ -56,7 +57,7 @@ def present_keys(values: Any, family: str) -> Any:
     return values
 
 
-def _without_fixed_keys(values: dict[str, Any], fixed: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+def _without_fixed_keys(values: Values, fixed: Mapping[str, Any], section: str = "") -> Values:
     """section: in MODEL, such as "TRANS."."""
     kept = {}
     for key, value in values.items():

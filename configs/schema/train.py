@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -19,6 +19,7 @@ from configs.schema.section import (
     Shares,
     option,
 )
+from configs.yaml_io import Values
 
 # In the order in which they are tried. The content of a file tells its format.
 WEIGHTS_EXTENSIONS = (
@@ -165,7 +166,7 @@ class Optimizer(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a f
         None, "decay rates of the two or three moments; null: the optimizer's own (AdamW 0.9, 0.999)"
     )
     momentum: Probability = option(0.9, "momentum of SGD and similar optimizers")
-    kwargs: Annotated[dict[str, Any] | None, AfterValidator(OPTIMIZERS.check_kwargs)] = option(
+    kwargs: Annotated[Values | None, AfterValidator(OPTIMIZERS.check_kwargs)] = option(
         None, "other arguments of the optimizer, such as {caution: true} for lion, {fallback_list: [head.*]} for muon"
     )
 
@@ -298,7 +299,7 @@ class Loss(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         "cross_entropy; bce: of each class, binary (ResNet strikes back, DeiT III); asl: the same with less weight of "
         "easy negatives (Ridnik et al., 2021); or a plugin's",
     )
-    kwargs: Annotated[dict[str, Any] | None, AfterValidator(LOSSES.check_kwargs)] = option(
+    kwargs: Annotated[Values | None, AfterValidator(LOSSES.check_kwargs)] = option(
         None, "asl: {gamma_neg: 4, gamma_pos: 1, clip: 0.05}; or the options of a plugin's loss"
     )
     target_threshold: float | None = option(

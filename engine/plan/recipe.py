@@ -13,7 +13,7 @@ from configs.load import read_layers
 from configs.programs import program_of, shown_path, split_words
 from configs.resolve import model_follows_source, rate_of_tuning, recipe_follows_data
 from configs.weights import OF_EVERY_MODEL, keys_of
-from configs.yaml_io import as_option
+from configs.yaml_io import Values, as_option
 from datasets.recognition import recognize_dataset
 from datasets.sources.groups import group
 from datasets.sources.rows import cut, read_rows
@@ -39,7 +39,7 @@ class Choice:
     reason: why. warning: that another recipe may be meant; "" without one.
     """
 
-    flags: dict[str, Any]
+    flags: Values
     reason: str
     warning: str = ""
 
@@ -117,7 +117,7 @@ def _with_choice(command: Command, choice: Choice) -> Command:
     return replace(chosen, notes=notes, choice=f"{words} ({choice.reason})")
 
 
-def _with_flags(given: argparse.Namespace, flags: dict[str, Any]) -> argparse.Namespace:
+def _with_flags(given: argparse.Namespace, flags: Values) -> argparse.Namespace:
     """The flags of a command line that begins with `flags`."""
     options = [*flags.get("opts", ()), *given.opts]
     return argparse.Namespace(**vars(given) | flags | {"opts": options})
@@ -145,7 +145,7 @@ def _choose(command: Command) -> Choice | None:
     return choice
 
 
-def _recipe(name: str) -> dict[str, Any]:
+def _recipe(name: str) -> Values:
     return {"cfg": str(shown_path(Path(__file__).parents[2] / "configs" / f"{name}.yaml"))}
 
 
@@ -188,10 +188,10 @@ def _timms_model(name: str, **arguments: Any) -> Any:
     return torch.nn.Module()
 
 
-def _own_flags(command: Command, recipe: str, images: int, epochs: int | None, on_cpu: bool) -> dict[str, Any]:
+def _own_flags(command: Command, recipe: str, images: int, epochs: int | None, on_cpu: bool) -> Values:
     """The values of flags that the number of images and the device choose, where none are given."""
     given = command.given.keys()
-    flags = dict[str, Any]()
+    flags = Values()
     if epochs is not None and given.isdisjoint(("TRAIN.NUM_EPOCHS", "TRAIN.MINUTES")):
         flags["epochs"] = epochs
     if recipe == "folder_small" and not command.flags.model:
@@ -256,7 +256,7 @@ class FoundWeights:
 
     exist: bool
     reason: str
-    flags: dict[str, Any] = field(default_factory=dict)
+    flags: Values = field(default_factory=dict)
 
 
 def _weights_to_start_from(command: Command) -> FoundWeights:

@@ -12,7 +12,7 @@ from configs.command_line import Command, to_yaml
 from configs.schema import Config
 from configs.schema.operating_point import UNDECIDED, Decision
 from configs.weights import NO_RECORD, PLACE, SPLIT, WeightsRecord, keys_of, options_to_export
-from configs.yaml_io import format_value, parse_value
+from configs.yaml_io import Values, format_value, parse_value
 from datasets.loading.loader import build_eval_loader
 from datasets.sources.class_names import BYTES, NATURAL, merged_outputs, read_class_list, rename_classes
 from datasets.sources.samples import Samples
@@ -80,7 +80,7 @@ class TrainedModel:
         return others
 
     @property
-    def options(self) -> dict[str, dict[str, Any]]:
+    def options(self) -> dict[str, Values]:
         """The options that travel with the weights: model, and data as an evaluation needs them."""
         options = options_to_export(parse_value(to_yaml(self.config)))
         if not self.names_data_path:
@@ -89,7 +89,7 @@ class TrainedModel:
         return options
 
     @property
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Values:
         """The class names, the preprocessing, and the thresholds, if there are some."""
         images = read_fact(read_run(self.weights.parent).get("facts", {}), ImagesRead)
         entries = {"images_digest": images.digest} if images else {}

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from configs.schema.data import Data
 from configs.schema.model import Model
 from configs.schema.section import Count, Positive, option
+from configs.yaml_io import Values
 
 QKV_BIAS = option(True, "bias in the query, key and value projections")
 
@@ -55,14 +56,14 @@ OWN_KEYS = {
 
 class TimmModel(Model):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
     type: str = option("timm", "the timm model NAME")
-    kwargs: dict[str, Any] | None = option(None, "other arguments of the class, such as {reg_tokens: 4, qk_norm: true}")
+    kwargs: Values | None = option(None, "other arguments of the class, such as {reg_tokens: 4, qk_norm: true}")
     dropout: float | None = option(None, "timm's drop_rate; null: the model's own", ge=0, le=1)  # type: ignore[assignment]
     droppath: float | None = option(None, "timm's drop_path_rate; null: the model's own", ge=0, le=1)  # type: ignore[assignment]
 
 
 class TransformersModel(Model):  # type: ignore[no-redef]
     type: str = option("transformers", "a model of the package transformers")
-    kwargs: dict[str, Any] | None = option(None, "its config.json, which -model=hf:ORG/NAME or local-dir:FOLDER reads")
+    kwargs: Values | None = option(None, "its config.json, which -model=hf:ORG/NAME or local-dir:FOLDER reads")
 
 
 # A regular expression and its replacement, for the names of tensors.
@@ -99,7 +100,7 @@ _NO_KEYS: Mapping[str, Any] = {}
 
 def family_defaults(
     data: Mapping[str, Any] = _NO_KEYS, model: Mapping[str, Any] = _NO_KEYS, train: Mapping[str, Any] = _NO_KEYS
-) -> dict[str, Any]:
+) -> Values:
     """ImageNet's normalization, DeiT's augmentation and schedule, and the family's own values, by dotted key."""
     values = {"DATA": {**_IMAGENET, **data}, "MODEL": model, "TRAIN": {**_AUGMENTATION, **_SCHEDULE, **train}}
     return {f"{section}.{key}": value for section, keys in values.items() for key, value in keys.items()}
@@ -110,7 +111,7 @@ def per_stage(default: tuple[Any, ...], meaning: str) -> Any:
     return option(default, meaning, min_length=len(default), max_length=len(default))
 
 
-def arguments(*keys: str, dropout: str = "", **renamed: str) -> Callable[[Model, Data], dict[str, Any]]:
+def arguments(*keys: str, dropout: str = "", **renamed: str) -> Callable[[Model, Data], Values]:
     """The rule that makes arguments of a constructor from the section MODEL.
 
     keys: words, the arguments and the keys of the same names, "cnn.dim" for the key DIM of the section CNN; "img_size"
@@ -120,7 +121,7 @@ def arguments(*keys: str, dropout: str = "", **renamed: str) -> Callable[[Model,
     words = " ".join(keys).split()
     paths = {word.rpartition(".")[2]: word for word in words} | renamed | dict.fromkeys(dropout.split(), "dropout")
 
-    def build(model: Model, data: Data) -> dict[str, Any]:
+    def build(model: Model, data: Data) -> Values:
         values = {name: attrgetter(path)(model) for name, path in paths.items() if name != "img_size"}
         if "img_size" in paths:
             values["img_size"] = data.image_size
@@ -155,7 +156,7 @@ class Family:
     computed: names of float tensors of the model that are not in the .pdparams; patterns for a whole name.
     """
 
-    arguments: Callable[[Any, Data], dict[str, Any]]
+    arguments: Callable[[Any, Data], Values]
     defaults: Mapping[str, Any]
     timm: str | Callable[[Any], str] | None = None
     teacher_distils: bool = False

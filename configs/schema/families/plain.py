@@ -5,7 +5,7 @@ attention: MLP-Mixer, ResMLP, gMLP, ConvMixer.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -26,6 +26,7 @@ from configs.schema.families.family import (
 )
 from configs.schema.model import Model
 from configs.schema.section import FROM_LIST, Count, Counts, Floats, Positive, Section, option
+from configs.yaml_io import Values
 
 # timm's arguments have the names of the keys.
 _KEYS = "img_size patch_size embed_dim depth num_heads mlp_ratio qkv_bias"
@@ -129,7 +130,7 @@ class XCiT(PlainTransformer):
 _Stages = Annotated[tuple[tuple[Annotated[int, Field(ge=0)], ...], ...], Field(min_length=1), FROM_LIST]
 
 
-def _crossvit_arguments(model: "CrossViT", data: Data) -> dict[str, Any]:
+def _crossvit_arguments(model: "CrossViT", data: Data) -> Values:
     first, second = model.img_size
     # timm truncates the product with img_size
     sizes = {"img_size": first, "img_scale": (1.0, (second + 0.5) / first)}
