@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from configs.schema.section import Count, Names, Section, option
+from configs.schema.section import Count, Names, Section, option, optional, switch
 from configs.yaml_io import Values
 
 Preset = Literal["fp32", "torch", "naive", "apex_o1", "apex_o2", "fleet", "paddle", "bf16_stream"]
@@ -34,13 +34,13 @@ PRESETS: dict[str, Values] = {
 class Amp(Section):
     """Mixed precision. In YAML, `AMP: true` means `AMP: {ENABLED: true}`. The loss scaling keys are Paddle Fleet's."""
 
-    enabled: bool = option(False, "mixed precision in training and evaluation")
-    preset: Preset | None = option(
-        None, "ENABLED, LEVEL, loss scaling of another system, or op lists of bf16_stream (docs/amp.md); other keys win"
+    enabled: bool = switch("mixed precision in training and evaluation")
+    preset: Preset | None = optional(
+        "ENABLED, LEVEL, loss scaling of another system, or op lists of bf16_stream (docs/amp.md); other keys win"
     )
-    dtype: Literal["float16", "bfloat16"] | None = option(None, "half precision; null: float16 on a GPU, else bfloat16")
+    dtype: Literal["float16", "bfloat16"] | None = optional("half precision; null: float16 on a GPU, else bfloat16")
     level: Literal["O1", "O2", "O3"] = option("O1", "O1: autocast; O2: half and master weights; O3: half weights")
-    tf32: bool | None = option(None, "TensorFloat-32 for fp32 operations on a GPU; null: as ENABLED")
+    tf32: bool | None = optional("TensorFloat-32 for fp32 operations on a GPU; null: as ENABLED")
     init_loss_scaling: float = option(65536.0, "float16: initial loss scale", ge=1e-6, le=1e38)
     use_dynamic_loss_scaling: bool = option(True, "float16: change the loss scale after overflows")
     incr_ratio: float = option(2.0, "growth factor of the loss scale", gt=1)
@@ -48,8 +48,7 @@ class Amp(Section):
     decr_ratio: float = option(0.5, "backoff factor of the loss scale", gt=0, lt=1)
     decr_every_n_nan_or_inf: Count = option(1, "consecutive overflows before the loss scale shrinks")
     min_loss_scaling: float = option(1.0, "minimum loss scale", ge=1e-6, le=1e38)
-    max_skipped_steps: int | None = option(
-        None,
+    max_skipped_steps: int | None = optional(
         "abort after this many consecutive steps with non-finite gradients, in any precision; 0: never; null: the "
         "number of steps from the initial to the minimum loss scale, plus 2 (18 by default)",
         ge=0,
@@ -80,14 +79,13 @@ class Parallel(Section):
         "ddp: each rank holds the whole model; fsdp: all ranks share parameters, gradients and moments; hsdp: groups "
         "of ranks share them, each group holds all",
     )
-    shards_per_group: int | None = option(None, "hsdp: ranks that share a copy of the model; null: a host's", ge=2)
+    shards_per_group: int | None = optional("hsdp: ranks that share a copy of the model; null: a host's", ge=2)
     reshard_after_forward: bool = option(
         True, "fsdp, hsdp: free a block's gathered parameters after its forward pass: less memory, more traffic"
     )
     comm_hook: Literal["none", "bf16", "fp16"] = option("none", "ddp: dtype of exchanged gradients; none: their own")
-    sync_bn: bool = option(False, "ddp on GPUs: batch norms use all ranks' statistics (docs/clusters.md)")
-    bucket_mb: float | None = option(
-        None,
+    sync_bn: bool = switch("ddp on GPUs: batch norms use all ranks' statistics (docs/clusters.md)")
+    bucket_mb: float | None = optional(
         "ddp: size of the buckets in which gradients are exchanged, MiB; 0: one per parameter; null: torch's default, "
         "a first one of 1 and others of 25",
         ge=0,

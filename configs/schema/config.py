@@ -14,7 +14,19 @@ from configs.schema.families.family import ViT
 from configs.schema.families.registry import MODEL_SECTIONS, AnyModel
 from configs.schema.model import FIXED_KEYS, FREEZE_BACKBONE
 from configs.schema.operating_point import Goal
-from configs.schema.section import Count, Name, Names, Path, Positive, Range, Section, as_names, option
+from configs.schema.section import (
+    Count,
+    Name,
+    Names,
+    Path,
+    Positive,
+    Range,
+    Section,
+    as_names,
+    option,
+    optional,
+    switch,
+)
 from configs.schema.train import Loss, Train
 from utils.metric_table import Metric, MetricName, best_metric
 
@@ -22,47 +34,44 @@ from utils.metric_table import Metric, MetricName, best_metric
 class Evaluation(Section):
     """Evaluations and predictions. In YAML, `EVAL: true` means `EVAL: {ENABLED: true}`."""
 
-    enabled: bool = option(False, "evaluate only")
+    enabled: bool = switch("evaluate only")
     tta: Literal["none", "flip"] = option(
         "none",
         "test-time augmentation, of the validation in training too; flip: the mean of the logits of an image and of "
         "its mirror image",
     )
-    save_logits: bool = option(
-        False, "write the logits of each image, before the temperature, float16, to evaluation/logits.npz"
+    save_logits: bool = switch(
+        "write the logits of each image, before the temperature, float16, to evaluation/logits.npz"
     )
-    suspects: bool = option(False, "MODEL.TUNE probe: list images with doubtful labels in suspects/suspects.csv")
-    review: Positive | Range | None = option(
-        None,
+    suspects: bool = switch("MODEL.TUNE probe: list images with doubtful labels in suspects/suspects.csv")
+    review: Positive | Range | None = optional(
         "-predict: the column needs_review: a number: the highest probability is below it; [low, high]: the "
-        "probability of the class of the operating point, else of a label, else the highest one, is between them",
+        "probability of the class of the operating point, else of a label, else the highest one, is between them"
     )
     maps: Literal["crop", "image"] = option(
         "crop", "-explain: maps of the part of an image that the model sees, or of the whole image in its own size"
     )
-    best_metric: MetricName | None = option(
-        None,
+    best_metric: MetricName | None = optional(
         "what decides which epoch is the best (best.pth, TRAIN.PATIENCE) and ranks runs; macro_f1, balanced_accuracy, "
         "precision, recall, specificity, auroc: means over the classes; min_recall: of the worst class; ece: expected "
         "calibration error; quadratic_kappa, linear_kappa: classes are grades in their order; null: top1, with "
-        "DATA.MULTI_LABEL mean_ap",
+        "DATA.MULTI_LABEL mean_ap"
     )
-    operating_point: Goal | None = option(
-        None,
+    operating_point: Goal | None = optional(
         "the threshold of a class against the others, after the temperature, chosen on the validation images, kept "
         "with the weights and used by -predict: {class: NAME, specificity: 0.95} for the highest sensitivity, or "
         "{class: NAME, sensitivity: 0.9}; with DATA.GROUPS, groups: any gives a group the class if any of its images "
-        "has it",
+        "has it"
     )
 
 
 class Config(Section):
     """All options of a run, checked and frozen."""
 
-    name: Name | None = option(None, "the run's folder is NAME-DATE-TIME in SAVE; null: the name of the recipe")
+    name: Name | None = optional("the run's folder is NAME-DATE-TIME in SAVE; null: the name of the recipe")
     save: Path = option("./output", "output folder; each run creates a folder in it")
     save_freq: Count = option(10, "epochs between checkpoints")
-    save_freq_steps: int | None = option(None, "steps between additional checkpoints; null: off", ge=1)
+    save_freq_steps: int | None = optional("steps between additional checkpoints; null: off", ge=1)
     save_freq_minutes: float | None = option(15, "minutes between additional checkpoints; null: off", gt=0)
     keep_checkpoints: int = option(3, "number of periodic checkpoints to keep besides last and best", ge=0)
     report_freq: Count = option(20, "steps between log lines")
@@ -71,7 +80,7 @@ class Config(Section):
     )
     validate_freq: Count = option(1, "epochs between evaluations; the last epoch is always evaluated")
     seed: int = option(0, "seed of all random numbers of the run", ge=0, lt=2**63)
-    deterministic: bool = option(False, "deterministic algorithms only, which are slower on a GPU")
+    deterministic: bool = switch("deterministic algorithms only, which are slower on a GPU")
     timeout_seconds: float = option(
         600,
         "a rank aborts after waiting this long for another rank, also at the start, or 0.9 times as long for its "
@@ -80,10 +89,9 @@ class Config(Section):
         le=10**6,
     )
     eval: Evaluation = Evaluation()
-    eval_raw: bool = option(
-        False,
+    eval_raw: bool = switch(
         "training with TRAIN.MODEL_EMA: evaluate the raw weights too, in each evaluation instead of the last one; the "
-        "average decides the best",
+        "average decides the best"
     )
     plugins: Names = option((), "Python files with own parts; their code runs only if -plugin names them")
     amp: Amp = Amp()

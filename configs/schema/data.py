@@ -11,7 +11,19 @@ from unicodedata import normalize
 from pydantic import AfterValidator, BeforeValidator
 
 from configs.parts import DEVICE_AUGMENTATIONS, HOST_AUGMENTATIONS
-from configs.schema.section import Count, Floats, ImageSize, Pair, Path, Probability, Range, Section, option
+from configs.schema.section import (
+    Count,
+    Floats,
+    ImageSize,
+    Pair,
+    Path,
+    Probability,
+    Range,
+    Section,
+    option,
+    optional,
+    switch,
+)
 from configs.yaml_io import Values, shorten
 
 MAX_CROP_PCT = 2  # the border is then half of the crop
@@ -53,65 +65,58 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         "images per device and forward pass in training; auto: the largest divisor of GLOBAL_BATCH_SIZE / devices "
         "that fits into the memory, found before the run; a resumed run keeps it",
     )
-    memory_gb: float | None = option(None, "BATCH_SIZE auto: limit of the peak memory, GB; null: free GPU memory", gt=0)
-    global_batch_size: int | None = option(
-        None,
+    memory_gb: float | None = optional("BATCH_SIZE auto: limit of the peak memory, GB; null: free GPU memory", gt=0)
+    global_batch_size: int | None = optional(
         "images per optimizer step over all devices; sets the accumulation steps, and drops the incomplete step at "
         "the end of an epoch; null: from BATCH_SIZE, ACCUM_ITER and the number of devices",
         ge=1,
         le=10**9,
     )
-    batch_size_eval: Annotated[int | None, BeforeValidator(lambda size: None if size == AUTO else size)] = option(
-        None, "images per device in evaluation; null: BATCH_SIZE", ge=1
+    batch_size_eval: Annotated[int | None, BeforeValidator(lambda size: None if size == AUTO else size)] = optional(
+        "images per device in evaluation; null: BATCH_SIZE", ge=1
     )
     data_path: Path = option("/dataset/imagenet/", "folder or file of the data set")
-    image_root: Path | None = option(
-        None, "folder of relative paths in lists and tables; null: the list's folder, or one in it with the images"
+    image_root: Path | None = optional(
+        "folder of relative paths in lists and tables; null: the list's folder, or one in it with the images"
     )
     dataset: Annotated[str, AfterValidator(lambda name: data_set_name(name))] = option(
         "imagenet2012", "name of the data set: a key of configs/schema/data.py"
     )
-    kwargs: dict[str, bool | int | str] | None = option(
-        None, "data set torchvision/NAME: arguments of its class, as {split: letters} of EMNIST"
+    kwargs: dict[str, bool | int | str] | None = optional(
+        "data set torchvision/NAME: arguments of its class, as {split: letters} of EMNIST"
     )
-    download: bool = option(False, "data set torchvision/NAME: torchvision downloads it to DATA_PATH if it is missing")
-    class_folders: bool = option(
-        False,
+    download: bool = switch("data set torchvision/NAME: torchvision downloads it to DATA_PATH if it is missing")
+    class_folders: bool = switch(
         "data set folder: every folder beside class folders is a class, also one with the name of a split or with the "
-        "folders of other classes in it, such as left and right",
+        "folders of other classes in it, such as left and right"
     )
-    labels: str | None = option(
-        None,
+    labels: str | None = optional(
         "labels from paths: a regular expression with a (class), searched in the path relative to DATA_PATH, or to the "
         "images' folder of a list or table; folders in the class do not count: (.+)_\\d+ of images/cat_1.jpg is cat",
         min_length=1,
     )
-    columns: dict[Literal["path", "label", "split", "cells", "threshold", "join"], Any] | None = option(
-        None,
+    columns: dict[Literal["path", "label", "split", "cells", "threshold", "join"], Any] | None = optional(
         "data sets csv, parquet: the columns, as {path: id, label: breed, split: is_valid}; label may be a list of "
         "columns of 0 and 1, other texts by cells: {'-1': null, '': 0} (null: unknown), numbers by threshold: 0.5; "
         "cells: {'': null} of one column leaves rows out; path: RelativePath/File is of two columns; split: null "
         "trains on all rows, {column: site, test: [B]} tests on rows of values, maybe with val, too; join: {file: "
-        "observations.csv, on: mediaID} adds the columns of another table; null: by names and values",
+        "observations.csv, on: mediaID} adds the columns of another table; null: by names and values"
     )
-    encoding: str | None = option(None, "data set csv: encoding of tables that are not in UTF-8, as gb18030, cp1252")
-    classes: Path | None = option(
-        None,
+    encoding: str | None = optional("data set csv: encoding of tables that are not in UTF-8, as gb18030, cp1252")
+    classes: Path | None = optional(
         "number the classes by name in the order natural (timm: 1, 2, 10, without case) or bytes (torchvision: 1, 10, "
-        "2), or as a file names them, one per line or a JSON list; null: bytes. A checkpoint with names decides itself",
+        "2), or as a file names them, one per line or a JSON list; null: bytes. A checkpoint with names decides itself"
     )
-    rename: Annotated[dict[str, str], BeforeValidator(_as_texts)] | None = option(
-        None,
+    rename: Annotated[dict[str, str], BeforeValidator(_as_texts)] | None = optional(
         "new names of classes, {old: new}, in the data and in the weights; classes with one new name are merged: the "
-        "first row of the head is kept, in an evaluation their probabilities are added",
+        "first row of the head is kept, in an evaluation their probabilities are added"
     )
-    corrections: Path | None = option(
-        None,
+    corrections: Path | None = optional(
         "a table path,correction of image files whose labels were checked, such as an edited suspects.csv: keep, drop "
-        "(the image is left out) or the right class; other rows have no correction",
+        "(the image is left out) or the right class; other rows have no correction"
     )
-    multi_label: bool = option(
-        False, "data set csv, parquet, tar: images have no, one or several labels; LOSS.NAME is then bce"
+    multi_label: bool = switch(
+        "data set csv, parquet, tar: images have no, one or several labels; LOSS.NAME is then bce"
     )
     on_bad_image: Literal["error", "skip"] = option("error", "unreadable images: abort the run, or skip and list them")
     max_pixels: int = option(
@@ -119,7 +124,7 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
     )
     image_size: ImageSize = option(224, "the model's input, pixels: one number, or [height, width]")
     image_channels: Literal[1, 3] = option(3, "1: grayscale, 3: RGB")
-    grey_range: Pair | None = option(None, "values of 16-bit images that become 0 and 255; null: 0 and 65535")
+    grey_range: Pair | None = optional("values of 16-bit images that become 0 and 255; null: 0 and 65535")
     resize: Literal["crop", "squash", "pad"] = option(
         "crop",
         "crop: random crops in training, CROP_PCT in evaluation; squash, pad: the whole image in both, in other "
@@ -130,7 +135,7 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         "bicubic", "filter that resizes all crops; antialiased, but nearest"
     )
     shuffle_shards: int = option(16, "data set tar: samples are shuffled in windows of so many shards", ge=1, le=10**6)
-    cache_dir: Path | None = option(None, "data set tar: folder for indexes and shards; null: ~/.cache/ampvit")
+    cache_dir: Path | None = optional("data set tar: folder for indexes and shards; null: ~/.cache/ampvit")
     cache_gb: float = option(0.0, "data set tar: size of the cache of remote shards, GB; 0: no cache", ge=0, le=10**6)
     cache: Literal["auto"] | bool = option(
         AUTO,
@@ -143,14 +148,13 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         "images.csv.gz: SHA-256 of the content of each image that a run reads; an evaluation, or a resumed run, that "
         "reads other images than the run did warns, or (strict) ends before the figures, or after its first epoch",
     )
-    num_workers: int | None = option(None, "per rank; null: one per core, 2 fewer with a GPU; data in memory: 0", ge=0)
+    num_workers: int | None = optional("per rank; null: one per core, 2 fewer with a GPU; data in memory: 0", ge=0)
     imagenet_mean: Floats = option((0.5, 0.5, 0.5), "per channel, of pixels in 0..1; of RGB averaged for gray images")
     imagenet_std: Floats = option((0.5, 0.5, 0.5), "per channel, of pixels in 0..1")
-    val_fraction: float | None = option(None, "validation share of data without that split; null: default", gt=0, lt=1)
-    folds: int | None = option(None, "cross-validation: folds of data without a validation split", ge=2, le=100)
-    fold: int | None = option(None, "the fold that is held out, from 0; needs FOLDS", ge=0)
-    groups: str | None = option(
-        None,
+    val_fraction: float | None = optional("validation share of data without that split; null: default", gt=0, lt=1)
+    folds: int | None = optional("cross-validation: folds of data without a validation split", ge=2, le=100)
+    fold: int | None = optional("the fold that is held out, from 0; needs FOLDS", ge=0)
+    groups: str | None = optional(
         "images of a group, such as a patient, stay on one side of a split; csv: the column; tar: the field of the "
         ".json; csv, folders: a regular expression of the path with a (group); folders: a CSV file path,group",
         min_length=1,
@@ -162,8 +166,8 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         gt=0,
         le=1,
     )
-    only_classes: Annotated[list[str], BeforeValidator(_as_texts)] | None = option(
-        None, "classes to train and to evaluate; images of other classes are left out", min_length=1
+    only_classes: Annotated[list[str], BeforeValidator(_as_texts)] | None = optional(
+        "classes to train and to evaluate; images of other classes are left out", min_length=1
     )
     split_seed: int = option(0, "seed of that split, independent of SEED", ge=0, lt=2**32)
     random_crop_scale: Range = option((0.08, 1.0), "training crop: area / area of the image")
@@ -173,16 +177,16 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
     repeated_augmentation: int = option(
         1, "training: crops of an image per epoch, in place of other images (DeiT: 3)", ge=1, le=100
     )
-    balanced_sampling: bool = option(False, "training: equally many images per class in an epoch of as many batches")
+    balanced_sampling: bool = switch("training: equally many images per class in an epoch of as many batches")
     affine_prob: Probability = option(1.0, "training: probability of the random affine map")
     affine_degrees: float = option(0.0, "training: maximum random rotation, degrees", ge=0, le=180)
     affine_translate: float = option(0.0, "training: maximum random shift / image size", ge=0, le=1)
     affine_scale: Range = option((1.0, 1.0), "training: range of the random scale factor")
-    host_augmentations: Annotated[Values | None, AfterValidator(HOST_AUGMENTATIONS.check_named)] = option(
-        None, "training: plugins' operations on an image, {name: options}; after flips and policy"
+    host_augmentations: Annotated[Values | None, AfterValidator(HOST_AUGMENTATIONS.check_named)] = optional(
+        "training: plugins' operations on an image, {name: options}; after flips and policy"
     )
-    device_augmentations: Annotated[Values | None, AfterValidator(DEVICE_AUGMENTATIONS.check_named)] = option(
-        None, "training: plugins' operations on a normalized batch, {name: options}; before mixup"
+    device_augmentations: Annotated[Values | None, AfterValidator(DEVICE_AUGMENTATIONS.check_named)] = optional(
+        "training: plugins' operations on a normalized batch, {name: options}; before mixup"
     )
 
     @property

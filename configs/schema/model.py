@@ -7,7 +7,18 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from configs.schema.data import IMAGENET_CLASSES
-from configs.schema.section import Count, Name, OptionalPath, Positive, Probability, Section, as_names, as_tuple, option
+from configs.schema.section import (
+    Count,
+    Name,
+    OptionalPath,
+    Positive,
+    Probability,
+    Section,
+    as_names,
+    as_tuple,
+    option,
+    optional,
+)
 from configs.yaml_io import Values
 
 # MODEL.TYPE -> the keys of PaddleViT's files that have one possible value, and this value; null: also false; ...: any
@@ -82,8 +93,8 @@ class Lora(Section):
 
     rank: Count = option(8, "rank of an adapter: the rows of A, the columns of B")
     alpha: Positive = option(16.0, "an adapter adds ALPHA / RANK * B A to the weight of its layer")
-    targets: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(as_names)] | None = option(
-        None, "linear layers with adapters: paths or their ends, as [qkv, mlp.fc1]; null: all inside blocks"
+    targets: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(as_names)] | None = optional(
+        "linear layers with adapters: paths or their ends, as [qkv, mlp.fc1]; null: all inside blocks"
     )
     dropout: float = option(0.0, "dropout rate of A's inputs; one mask for all tokens of a forward pass", ge=0, lt=1)
 
@@ -93,14 +104,13 @@ class Model(Section):
     family: ClassVar[Any]  # a `Family`, of PaddleViT's models
     type: str = "vit"
     name: Name = option("vit", "name in the log; for TYPE timm: timm's, hf:ORG/NAME or local-dir:FOLDER")
-    resume: OptionalPath = option(None, "checkpoint to resume (the whole state): a file, a run folder, or auto")
-    pretrained: OptionalPath = option(None, "initial weights: a file, hf folder, hf:ORG/NAME; TYPE timm: also timm")
-    weights_entry: Name | None = option(
-        None,
+    resume: OptionalPath = optional("checkpoint to resume (the whole state): a file, a run folder, or auto")
+    pretrained: OptionalPath = optional("initial weights: a file, hf folder, hf:ORG/NAME; TYPE timm: also timm")
+    weights_entry: Name | None = optional(
         "weights to read of a file with several: raw, average, or the name of an entry or a prefix; "
-        "null: the average, but the raw weights to evaluate another program's file",
+        "null: the average, but the raw weights to evaluate another program's file"
     )
-    num_classes: int | None = option(None, "number of classes; null: of the data, for imagenet2012 1000", ge=1)
+    num_classes: int | None = optional("number of classes; null: of the data, for imagenet2012 1000", ge=1)
     tune: str = option(
         "full",
         "what is trained besides the head: full, head (nothing), last:N (blocks), lora, probe",

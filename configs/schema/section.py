@@ -78,6 +78,16 @@ def option(default: Any, meaning: str, **limits: Any) -> Any:
     return Field(default, description=meaning, **limits)
 
 
+def optional(meaning: str, **limits: Any) -> Any:
+    """An option that is null by default."""
+    return option(None, meaning, **limits)
+
+
+def switch(meaning: str) -> Any:
+    """An option that is false by default."""
+    return option(False, meaning)
+
+
 class Section(BaseModel):
     """A section of options.
 

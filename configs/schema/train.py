@@ -18,6 +18,8 @@ from configs.schema.section import (
     Section,
     Shares,
     option,
+    optional,
+    switch,
 )
 from configs.yaml_io import Values
 
@@ -66,14 +68,13 @@ class Augmentation(Section):
         "maximum change of brightness, contrast and saturation; applied without a policy, or with a 3a policy",
         ge=0,
     )
-    auto_augment: bool = option(False, "AutoAugment's ImageNet policy, as PaddleViT has it")
-    rand_augment: bool = option(False, "RandAugment as PaddleViT has it; precedes AUTO_AUGMENT")
+    auto_augment: bool = switch("AutoAugment's ImageNet policy, as PaddleViT has it")
+    rand_augment: bool = switch("RandAugment as PaddleViT has it; precedes AUTO_AUGMENT")
     rand_augment_layers: int = option(2, "RandAugment: operations per image", ge=1, le=100)
     rand_augment_magnitude: float = option(9, "RandAugment: mean magnitude", ge=0, le=_MAX_MAGNITUDE)
-    augment_policy: Annotated[str, AfterValidator(check_policy)] | None = option(
-        None,
+    augment_policy: Annotated[str, AfterValidator(check_policy)] | None = optional(
         "timm's policy string, such as rand-m9-mstd0.5-inc1, 3a, augmix-m3-w3 or original, or torchvision's tv_ta_wide "
-        "(TrivialAugmentWide), tv_ra-m9, tv_imagenet or tv_augmix-m3; precedes RAND_AUGMENT",
+        "(TrivialAugmentWide), tv_ra-m9, tv_imagenet or tv_augmix-m3; precedes RAND_AUGMENT"
     )
     mixup_alpha: float = option(0.0, "mixup: Beta parameter; 0: off", ge=0)
     mixup_prob: Probability = option(1.0, "probability of mixup or CutMix per batch")
@@ -81,18 +82,15 @@ class Augmentation(Section):
     mixup_mode: Literal["batch"] = option("batch", "one draw for all images of a batch")
     mixup_off_epoch: int = option(0, "no mixup and CutMix from this epoch, counted from 0; 0: never", ge=0)
     cutmix_alpha: float = option(0.0, "CutMix: Beta parameter; 0: off", ge=0)
-    cutmix_minmax: Shares | None = option(
-        None, "CutMix: range of side / image size, instead of CUTMIX_ALPHA; null: off"
-    )
+    cutmix_minmax: Shares | None = optional("CutMix: range of side / image size, instead of CUTMIX_ALPHA; null: off")
     random_erase_prob: Probability = option(0.0, "probability of random erasing per training image")
     random_erase_mode: Literal["const", "rand", "pixel"] = option(
         "pixel", "erased pixels become the mean color, one random color per rectangle, or noise"
     )
     random_erase_count: int = option(1, "maximum number of rectangles per erased image", ge=1, le=100)
-    random_erase_after_mixup: bool = option(
-        False,
+    random_erase_after_mixup: bool = switch(
         "true: erase parts of the mixed images, as timm's default loader; false: erase, then mix, as DeiT, PaddleViT "
-        "and timm's --no-prefetcher",
+        "and timm's --no-prefetcher"
     )
 
 
@@ -104,12 +102,11 @@ class Distillation(Section):
     ] = option("none", "targets from a teacher; soft: its softened probabilities; hard: its most probable class")
     distillation_alpha: Probability = option(0.5, "weight of the distillation loss; the labels' loss has 1 - this")
     distillation_tau: Positive = option(1.0, "soft: temperature, which divides the logits of both models")
-    teacher_model: OptionalPath = option(
-        None,
+    teacher_model: OptionalPath = optional(
         "a model of timm's, or a recipe in configs/; null: the model that the checkpoint TEACHER_WEIGHTS "
-        f"names, else {DEFAULT_TEACHER}; a file of weights: its stem is the model, if the file does not name it",
+        f"names, else {DEFAULT_TEACHER}; a file of weights: its stem is the model, if the file does not name it"
     )
-    teacher_weights: OptionalPath = option(None, "the teacher's weights: a file, or timm to download timm's")
+    teacher_weights: OptionalPath = optional("the teacher's weights: a file, or timm to download timm's")
 
     @property
     def teacher_file(self) -> str | None:
@@ -161,13 +158,13 @@ class Optimizer(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a f
         "AdamW, AdamWDL (AdamW with LAYER_DECAY), Adam, SGD (with momentum), nesterov (timm's sgd), or any of timm "
         "or a plugin",
     )
-    eps: float | None = option(None, "term added to the denominator; null: the optimizer's own (AdamW 1e-8)", gt=0)
-    betas: Annotated[tuple[_Beta, ...], Field(min_length=2, max_length=3), FROM_LIST] | None = option(
-        None, "decay rates of the two or three moments; null: the optimizer's own (AdamW 0.9, 0.999)"
+    eps: float | None = optional("term added to the denominator; null: the optimizer's own (AdamW 1e-8)", gt=0)
+    betas: Annotated[tuple[_Beta, ...], Field(min_length=2, max_length=3), FROM_LIST] | None = optional(
+        "decay rates of the two or three moments; null: the optimizer's own (AdamW 0.9, 0.999)"
     )
     momentum: Probability = option(0.9, "momentum of SGD and similar optimizers")
-    kwargs: Annotated[Values | None, AfterValidator(OPTIMIZERS.check_kwargs)] = option(
-        None, "other arguments of the optimizer, such as {caution: true} for lion, {fallback_list: [head.*]} for muon"
+    kwargs: Annotated[Values | None, AfterValidator(OPTIMIZERS.check_kwargs)] = optional(
+        "other arguments of the optimizer, such as {caution: true} for lion, {fallback_list: [head.*]} for muon"
     )
 
 
@@ -187,26 +184,23 @@ class LRScheduler(Section):
         "cosine (or PaddleViT's warmupcosine) and linear: decay to END_LR; step: multiply by DECAY_RATE every "
         "DECAY_EPOCHS, not below END_LR; wsd: constant, then a linear decay to END_LR in the last DECAY_EPOCHS",
     )
-    decay_epochs: float | None = option(
-        None,
+    decay_epochs: float | None = optional(
         "step: epochs between two reductions, counted from the first epoch, warm-up included; wsd: epochs of the "
         "final decay; null: 30, for wsd a fifth of NUM_EPOCHS",
         gt=0,
     )
     decay_rate: float = option(0.1, "step: factor of each reduction", gt=0, le=1)
-    warmup_prefix: bool | None = option(
-        None,
+    warmup_prefix: bool | None = optional(
         "true: the decay starts after the warm-up; false: it starts at step 0, and the warm-up overrides its first "
-        "steps, as in timm; null: false for step, else true; wsd always starts after the warm-up",
+        "steps, as in timm; null: false for step, else true; wsd always starts after the warm-up"
     )
 
 
 class Train(Augmentation, Distillation):
     last_epoch: int = option(0, "number of finished epochs; training starts at the next one", ge=0)
     num_epochs: Count = option(300, "number of epochs")
-    max_steps: int | None = option(None, "save a checkpoint and stop after this many steps in all", ge=1)
-    minutes: float | None = option(
-        None,
+    max_steps: int | None = optional("save a checkpoint and stop after this many steps in all", ge=1)
+    minutes: float | None = optional(
         "from the command to the end, evaluations and files included: NUM_EPOCHS and EPOCH_STEPS of a new run follow "
         "from the speed of its first steps",
         gt=0,
@@ -217,7 +211,7 @@ class Train(Augmentation, Distillation):
         "rate, NUM_EPOCHS; WARMUP_EPOCHS, MIXUP_OFF_EPOCH and DECAY_EPOCHS are of the first plan; no effect on another "
         "NUM_EPOCHS than the last one",
     )
-    epoch_steps: int | None = option(None, "steps of an epoch, if all images are more; other images in each", ge=1)
+    epoch_steps: int | None = optional("steps of an epoch, if all images are more; other images in each", ge=1)
     warmup_epochs: float = option(
         32,
         "epochs of linear warm-up, included in NUM_EPOCHS; a tenth of them where another file, -epochs or -opts "
@@ -229,15 +223,14 @@ class Train(Augmentation, Distillation):
     warmup_start_lr: float = option(1e-6, "learning rate at the first step of the warm-up", ge=0)
     end_lr: float = option(0.0, "minimum learning rate, at the end of the schedule", ge=0)
     lr_scheduler: LRScheduler = LRScheduler()
-    base_lr_batch_size: int | None = option(
-        None,
+    base_lr_batch_size: int | None = optional(
         "global batch size that BASE_LR was tuned for; a run with another one logs a warning; null: unknown, as for a "
         "BASE_LR that -opts or a recipe over its BASE sets",
         ge=1,
     )
-    linear_scaled_lr: int | None = option(None, "multiplies the three learning rates by global batch size / this", ge=1)
-    sqrt_scaled_lr: int | None = option(None, "the same by the square root, in runs of before that resume", ge=1)
-    grad_clip: float | None = option(None, "max gradient norm over all parameters; null or 0: off", ge=0)
+    linear_scaled_lr: int | None = optional("multiplies the three learning rates by global batch size / this", ge=1)
+    sqrt_scaled_lr: int | None = optional("the same by the square root, in runs of before that resume", ge=1)
+    grad_clip: float | None = optional("max gradient norm over all parameters; null or 0: off", ge=0)
     accum_iter: Count = option(1, "gradient accumulation steps; not used with DATA.GLOBAL_BATCH_SIZE")
     compile: Literal["auto", "none", "default", "model", "max"] = option(
         "auto",
@@ -245,18 +238,17 @@ class Train(Augmentation, Distillation):
         "compile each block, equal ones once, or a model without any; model: compile the whole model, which takes "
         "longer; max: also autotune it on a GPU, with CUDA graphs on one GPU without accumulation",
     )
-    layer_decay: float | None = option(None, "learning rate of a layer / rate of the next layer", gt=0, le=1)
+    layer_decay: float | None = optional("learning rate of a layer / rate of the next layer", gt=0, le=1)
     head_lr_scale: Positive = option(1.0, "learning rate of the head / rate of the layer before it")
     smoothing: Probability = option(0.0, "label smoothing")
-    model_ema: bool = option(False, "keep an exponential moving average of the weights and evaluate it")
+    model_ema: bool = switch("keep an exponential moving average of the weights and evaluate it")
     model_ema_decay: float = option(0.99996, "decay of the average per step", ge=0, lt=1)
     model_ema_warmup: bool | Literal["copy"] = option(
         True,
         "a lower decay in the first steps: 1 - step ** (-2 / 3), up to MODEL_EMA_DECAY, as in timm; copy: the first "
         "step copies the weights, as timm does without its warm-up; false: always MODEL_EMA_DECAY, as in PaddleViT",
     )
-    patience: int | None = option(
-        None,
+    patience: int | None = optional(
         "end the run at the first evaluation that is this many epochs after the best one (by EVAL.BEST_METRIC, among "
         "equal ones the lowest loss); null: off",
         ge=1,
@@ -299,21 +291,19 @@ class Loss(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         "cross_entropy; bce: of each class, binary (ResNet strikes back, DeiT III); asl: the same with less weight of "
         "easy negatives (Ridnik et al., 2021); or a plugin's",
     )
-    kwargs: Annotated[Values | None, AfterValidator(LOSSES.check_kwargs)] = option(
-        None, "asl: {gamma_neg: 4, gamma_pos: 1, clip: 0.05}; or the options of a plugin's loss"
+    kwargs: Annotated[Values | None, AfterValidator(LOSSES.check_kwargs)] = optional(
+        "asl: {gamma_neg: 4, gamma_pos: 1, clip: 0.05}; or the options of a plugin's loss"
     )
-    target_threshold: float | None = option(
-        None, "bce: targets above it, smoothed and mixed, become 1, others 0; null: soft targets", ge=0, lt=1
+    target_threshold: float | None = optional(
+        "bce: targets above it, smoothed and mixed, become 1, others 0; null: soft targets", ge=0, lt=1
     )
-    smooth_to_half: bool = option(
-        False,
-        "with DATA.MULTI_LABEL, TRAIN.SMOOTHING moves each target toward 0.5, as timm's; false: toward 1 / classes",
+    smooth_to_half: bool = switch(
+        "with DATA.MULTI_LABEL, TRAIN.SMOOTHING moves each target toward 0.5, as timm's; false: toward 1 / classes"
     )
-    class_weights: Literal["balanced"] | Floats | None = option(
-        None,
+    class_weights: Literal["balanced"] | Floats | None = optional(
         "factor of the loss of each class (bce, asl: of its positive term); balanced: proportional to 1 / training "
         "images, with a mean of 1 over these images (DATA.MULTI_LABEL: images without / with the label); or a list of "
-        "NUM_CLASSES values; null: 1",
+        "NUM_CLASSES values; null: 1"
     )
 
     def _problems(self) -> Iterator[str]:

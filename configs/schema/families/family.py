@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from configs.schema.data import Data
 from configs.schema.model import Model
-from configs.schema.section import Count, Positive, option
+from configs.schema.section import Count, Positive, option, optional
 from configs.yaml_io import Values
 
 QKV_BIAS = option(True, "bias in the query, key and value projections")
@@ -30,15 +30,15 @@ class PlainTransformer(Model):
 
 class ViT(PlainTransformer):
     type: str = option("vit", "the family of the model: see registry.py")
-    attn_head_size: int | None = option(None, "channels per head; null: EMBED_DIM / NUM_HEADS", ge=1)
+    attn_head_size: int | None = optional("channels per head; null: EMBED_DIM / NUM_HEADS", ge=1)
     global_pool: Literal["token", "avg"] = option(
         "token", "input of the head: the class token, or the mean of the patches (without a class token)"
     )
     pos_embed: Literal["learned", "sincos2d", "sincos2d_bigvision"] = option(
         "learned", "position embedding: learned, or sines and cosines by timm's formula, or by big_vision's"
     )
-    stem: str | None = option(None, "timm network, such as resnet10t: features of stride PATCH_SIZE are the patches")
-    init_values: float | None = option(None, "initial value of the layer scale; null: no layer scale", gt=0)
+    stem: str | None = optional("timm network, such as resnet10t: features of stride PATCH_SIZE are the patches")
+    init_values: float | None = optional("initial value of the layer scale; null: no layer scale", gt=0)
 
     def _problems(self) -> Iterator[str]:
         if self.pos_embed != "learned" and self.embed_dim % 4:
@@ -56,14 +56,14 @@ OWN_KEYS = {
 
 class TimmModel(Model):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
     type: str = option("timm", "the timm model NAME")
-    kwargs: Values | None = option(None, "other arguments of the class, such as {reg_tokens: 4, qk_norm: true}")
-    dropout: float | None = option(None, "timm's drop_rate; null: the model's own", ge=0, le=1)  # type: ignore[assignment]
-    droppath: float | None = option(None, "timm's drop_path_rate; null: the model's own", ge=0, le=1)  # type: ignore[assignment]
+    kwargs: Values | None = optional("other arguments of the class, such as {reg_tokens: 4, qk_norm: true}")
+    dropout: float | None = optional("timm's drop_rate; null: the model's own", ge=0, le=1)  # type: ignore[assignment]
+    droppath: float | None = optional("timm's drop_path_rate; null: the model's own", ge=0, le=1)  # type: ignore[assignment]
 
 
 class TransformersModel(Model):  # type: ignore[no-redef]
     type: str = option("transformers", "a model of the package transformers")
-    kwargs: Values | None = option(None, "its config.json, which -model=hf:ORG/NAME or local-dir:FOLDER reads")
+    kwargs: Values | None = optional("its config.json, which -model=hf:ORG/NAME or local-dir:FOLDER reads")
 
 
 # A regular expression and its replacement, for the names of tensors.

@@ -25,7 +25,7 @@ from configs.schema.families.family import (
     shifted,
 )
 from configs.schema.model import Model
-from configs.schema.section import FROM_LIST, Count, Counts, Floats, Positive, Section, option
+from configs.schema.section import FROM_LIST, Count, Counts, Floats, Positive, Section, option, switch
 from configs.yaml_io import Values
 
 # timm's arguments have the names of the keys.
@@ -78,7 +78,7 @@ class BEiT(PlainTransformer):
     """BEiT (Bao et al., 2021), for fine-tuning: relative position bias, layer scale, averaged patches."""
 
     type: str = "beit"
-    use_abs_pos_emb: bool = option(False, "a learned position embedding")
+    use_abs_pos_emb: bool = switch("a learned position embedding")
     use_rel_pos_bias: bool = option(True, "a relative position bias in each block")
     init_values: Positive = option(1e-4, "initial value of the layer scale")
 
@@ -113,7 +113,7 @@ class XCiT(PlainTransformer):
     embed_dim: Count = option(128, "channels of a token")
     num_heads: Count = option(4, "attention heads per block")
     eta: Positive = option(1.0, "initial value of the layer scale")
-    tokens_norm: bool = option(False, "norm of all tokens, not of the class token only, in the last blocks")
+    tokens_norm: bool = switch("norm of all tokens, not of the class token only, in the last blocks")
     cls_attn_layers: Count = option(2, "number of blocks with class attention")
     use_pos: bool = option(True, "a position embedding of sines and cosines")
 
@@ -151,7 +151,7 @@ class CrossViT(Model):
     )
     qkv_bias: bool = QKV_BIAS
     mlp_ratio: Floats = per_stage((4, 4, 1), "hidden channels of the MLP / channels: each branch, the exchange")
-    multi_conv: bool = option(False, "three convolutions as patch embedding")
+    multi_conv: bool = switch("three convolutions as patch embedding")
 
     def _problems(self) -> Iterator[str]:
         for size, patch in zip(self.img_size, self.patch_size, strict=True):
@@ -260,9 +260,7 @@ class GatedMLP(Model):
     mixer: GatedMLPKeys = GatedMLPKeys()
 
     family = replace(
-        Mixer.family,
-        arguments=_mlp("mixer.mlp_ratio"),
-        norm_eps={r"blocks\.\d+\.mlp_channels\.gate\.norm": 1e-6},
+        Mixer.family, arguments=_mlp("mixer.mlp_ratio"), norm_eps={r"blocks\.\d+\.mlp_channels\.gate\.norm": 1e-6}
     )
 
 
@@ -276,11 +274,7 @@ class Convolutions(Section):
 
 def _convmixer_renames(model: "ConvMixer") -> Sequence[Rename]:
     head = model.cnn.depth + 5  # PaddleViT numbers the stem, the blocks, the pooling and the head together
-    return [
-        (rf"^{head}\.", "head."),
-        (r"^([0-2])\.", r"stem.\1."),
-        (r"^(\d+)\.", shifted("blocks.", ".", by=-3)),
-    ]
+    return [(rf"^{head}\.", "head."), (r"^([0-2])\.", r"stem.\1."), (r"^(\d+)\.", shifted("blocks.", ".", by=-3))]
 
 
 class ConvMixer(Model):

@@ -22,7 +22,19 @@ from configs.schema.families.family import (
     shifted,
 )
 from configs.schema.model import Model
-from configs.schema.section import FROM_LIST, Bools, Count, Counts, Floats, Ints, Positive, Section, option
+from configs.schema.section import (
+    FROM_LIST,
+    Bools,
+    Count,
+    Counts,
+    Floats,
+    Ints,
+    Positive,
+    Section,
+    option,
+    optional,
+    switch,
+)
 
 
 class Swin(Model):
@@ -81,7 +93,7 @@ class PVTv2(Model):
     qkv_bias: bool = QKV_BIAS
     mlp_ratio: Floats = per_stage((8.0, 8.0, 4.0, 4.0), "hidden channels of the MLP / channels, of each stage")
     sr_ratio: Counts = per_stage((8, 4, 2, 1), "keys and values: side of the map / side after the reduction")
-    linear: bool | None = option(None, "keys and values: always pooled to 7x7 (PVT v2 Linear); null: false")
+    linear: bool | None = optional("keys and values: always pooled to 7x7 (PVT v2 Linear); null: false")
 
     family = Family(
         timm="pvt_v2_b0",
@@ -117,7 +129,7 @@ class PiT(Model):
     num_heads: Counts = per_stage((4, 8, 16), "attention heads of each stage")
     depth: Counts = per_stage((3, 6, 4), "blocks of each stage")
     mlp_ratio: Positive = option(4.0, "hidden channels of the MLP / channels")
-    distilled: bool = option(False, "a distillation token and head; default: DISTILLATION_TYPE is not none")
+    distilled: bool = switch("a distillation token and head; default: DISTILLATION_TYPE is not none")
 
     family = Family(
         timm=lambda model: "pit_ti_distilled_224" if model.distilled else "pit_ti_224",
@@ -217,7 +229,7 @@ class VOLOTrans(Section):
     mlp_ratios: Floats = per_stage((4, 4, 4, 4), "hidden channels of the MLP / channels, of each stage")
     downsamples: Bools = per_stage((True, False, False, False), "halve height and width after the stage")
     outlook_attention: Bools = per_stage((True, False, False, False), "outlook attention in the stage")
-    qkv_bias: bool = option(False, "bias in the query, key and value projections")
+    qkv_bias: bool = switch("bias in the query, key and value projections")
 
 
 class VOLO(Model):
@@ -306,7 +318,7 @@ class HaloNet(Model):
     """HaloNet (Vaswani et al., 2021): attention in blocks with a halo, in place of convolutions of a ResNet."""
 
     type: str = "halo"
-    act: Literal["relu", "silu"] | None = option(None, "activation function; must be given")
+    act: Literal["relu", "silu"] | None = optional("activation function; must be given")
     stage1_block: Blocks = ("bottle",) * 3
     stage2_block: Blocks = ("bottle", "bottle", "bottle", "attn")
     stage3_block: Blocks = ("bottle", "attn") * 3
@@ -395,7 +407,7 @@ class MobileOne(Model):
     strides: Counts = per_stage((2, 2, 2, 2, 2), "stride of each stage: 1 or 2; 2 in the first")
     expansions: Floats = per_stage((0.75, 0.75, 1.0, 1.0, 2.0), "factors of CHANNELS")
     num_branches: Counts = per_stage((4, 4, 4, 4, 4), "parallel branches of each stage; always 1 in the first")
-    use_se: bool = option(False, "squeeze and excitation in the last block and half of the fourth stage")
+    use_se: bool = switch("squeeze and excitation in the last block and half of the fourth stage")
 
     def _problems(self) -> Iterator[str]:
         if (self.num_blocks[0], self.strides[0]) != (1, 2):
