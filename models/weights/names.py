@@ -101,7 +101,6 @@ def _to_timm_layout(name: str, tensor: torch.Tensor) -> torch.Tensor:
 _REGNET = Family(
     timm="regnety_160",
     arguments=lambda options, data: {},
-    defaults={},
     renames=[
         (r"^stages\.(\d)\.blocks\.(\d+)\.", lambda match: f"s{int(match[1]) + 1}.b{int(match[2]) + 1}."),
         *renames_in(r"""

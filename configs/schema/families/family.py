@@ -95,17 +95,6 @@ MOBILE_TRAINING = CROP_AND_FLIP | {
 }  # fmt: skip
 
 
-_NO_KEYS: Mapping[str, Any] = {}
-
-
-def family_defaults(
-    data: Mapping[str, Any] = _NO_KEYS, model: Mapping[str, Any] = _NO_KEYS, train: Mapping[str, Any] = _NO_KEYS
-) -> Values:
-    """ImageNet's normalization, DeiT's augmentation and schedule, and the family's own values, by dotted key."""
-    values = {"DATA": {**_IMAGENET, **data}, "MODEL": model, "TRAIN": {**_AUGMENTATION, **_SCHEDULE, **train}}
-    return {f"{section}.{key}": value for section, keys in values.items() for key, value in keys.items()}
-
-
 def per_stage(default: tuple[Any, ...], meaning: str) -> Any:
     """A key with a list of as many values as `default`."""
     return option(default, meaning, min_length=len(default), max_length=len(default))
@@ -143,8 +132,8 @@ class Family:
 
     arguments: the options -> arguments of that name or class, without the number of classes and input channels. They
         override the arguments that all families share, such as drop_rate.
-    defaults: values by dotted key that differ from the general ones. From the family's `config.py` in PaddleViT,
-        or its code.
+    droppath, data, train: MODEL.DROPPATH, and values of the sections DATA and TRAIN by key, that differ from the ones
+        that most families share. From the family's `config.py` in PaddleViT, or its code.
     timm: a name of timm's, or a function of the options; None if models/build.py constructs the model.
     teacher_distils: whether TRAIN.DISTILLATION_TYPE is hard by default if TRAIN.TEACHER_WEIGHTS is given, as in a
         script of PaddleViT's for distillation.
@@ -157,7 +146,9 @@ class Family:
     """
 
     arguments: Callable[[Any, Data], Values]
-    defaults: Mapping[str, Any]
+    droppath: float = 0.0
+    data: Values = field(default_factory=dict)
+    train: Values = field(default_factory=dict)
     timm: str | Callable[[Any], str] | None = None
     teacher_distils: bool = False
     renames: Sequence[Rename] | Callable[[Any], Sequence[Rename]] = ()
@@ -165,3 +156,12 @@ class Family:
     dropped: Sequence[str] = ()
     norm_eps: Mapping[str, float] = field(default_factory=dict)
     computed: Sequence[str] = ()
+
+    @property
+    def defaults(self) -> Values:
+        """ImageNet's normalization, DeiT's augmentation and schedule, and the family's own values, by dotted key."""
+        sections: dict[str, Values]
+        sections = {"DATA": _IMAGENET | self.data, "MODEL": {}, "TRAIN": _AUGMENTATION | _SCHEDULE | self.train}
+        if self.droppath:
+            sections["MODEL"] = {"DROPPATH": self.droppath}
+        return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}

@@ -19,7 +19,6 @@ from configs.schema.families.family import (
     PlainTransformer,
     Rename,
     arguments,
-    family_defaults,
     per_stage,
     renames_in,
     shifted,
@@ -63,7 +62,7 @@ class DeiT(PlainTransformer):
     family = Family(
         timm=lambda model: "deit_tiny_distilled_patch16_224" if model.distilled else "deit_tiny_patch16_224",
         arguments=_transformer(),
-        defaults=family_defaults(train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996, "DISTILLATION_TYPE": "hard"}),
+        train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996, "DISTILLATION_TYPE": "hard"},
         renames=_VIT_RENAMES,
     )
 
@@ -85,7 +84,9 @@ class BEiT(PlainTransformer):
     family = Family(
         timm="beit_base_patch16_224",
         arguments=_transformer("use_abs_pos_emb use_rel_pos_bias init_values"),
-        defaults=family_defaults(data=HALF, model={"DROPPATH": 0.1}, train=_BEIT_TRAINING),
+        data=HALF,
+        droppath=0.1,
+        train=_BEIT_TRAINING,
         dropped=[r".*\.relative_position_index"],
     )
 
@@ -100,7 +101,8 @@ class CaiT(PlainTransformer):
     family = Family(
         timm="cait_xxs24_224",
         arguments=_transformer("init_values depth_token_only", mlp_ratio_token_only="mlp_ratio"),
-        defaults=family_defaults(model={"DROPPATH": 0.1}, train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996}),
+        droppath=0.1,
+        train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996},
         renames=[(r"^patch_embed\.patch_embed\.", "patch_embed.proj.")],
     )
 
@@ -120,7 +122,8 @@ class XCiT(PlainTransformer):
     family = Family(
         timm="xcit_nano_12_p16_224",
         arguments=_transformer("eta tokens_norm cls_attn_layers", use_pos_embed="use_pos"),
-        defaults=family_defaults(model={"DROPPATH": 0.1}, train={"END_LR": 1e-5}),
+        droppath=0.1,
+        train={"END_LR": 1e-5},
         teacher_distils=True,
         renames=[(r"^pos_embeder\.", "pos_embed.")],
         split={r"(cls_attn_blocks\.\d+\.attn\.)qkv(\..*)": ("q", "k", "v")},
@@ -164,7 +167,8 @@ class CrossViT(Model):
     family = Family(
         timm="crossvit_tiny_240",
         arguments=_crossvit_arguments,
-        defaults=family_defaults(model={"DROPPATH": 0.1}, train={"END_LR": 1e-5}),
+        droppath=0.1,
+        train={"END_LR": 1e-5},
         renames=[(r"^(pos_embed|cls_token)\.(\d)$", r"\1_\2"), (r"\.attn\.out\.", ".attn.proj.")],
         norm_eps={r"blocks\.\d+\.revert_projs\.\d+\.0": 1e-5},
     )
@@ -205,7 +209,8 @@ class MAE(Model):
             "trans.encoder.embed_dim trans.encoder.depth trans.encoder.num_heads",
             dropout=DROPOUTS,
         ),
-        defaults=family_defaults(data={"RANDOM_CROP_SCALE": (0.05, 1.0)}, train=_MAE_TRAINING),
+        data={"RANDOM_CROP_SCALE": (0.05, 1.0)},
+        train=_MAE_TRAINING,
         renames=_VIT_RENAMES,
         computed=["pos_embed"],
     )
@@ -233,7 +238,9 @@ class Mixer(Model):
 
     family = Family(
         arguments=_mlp(),
-        defaults=family_defaults(data=HALF, model={"DROPPATH": 0.1}, train=_MLP_TRAINING),
+        data=HALF,
+        droppath=0.1,
+        train=_MLP_TRAINING,
         renames=[(r"^patch_embed\.patch_embed\.", "stem.proj."), (r"^mixer_layers\.", "blocks.")],
     )
 
@@ -248,7 +255,7 @@ class ResMLP(Model):
     family = replace(
         Mixer.family,
         arguments=_mlp("mixer.patch_size mixer.mlp_ratio"),
-        defaults=family_defaults(model={"DROPPATH": 0.1}, train=_MLP_TRAINING),
+        data={},
     )
 
 
@@ -285,6 +292,6 @@ class ConvMixer(Model):
 
     family = Family(
         arguments=arguments("cnn.dim cnn.depth cnn.kernel_size cnn.patch_size cnn.activation"),
-        defaults=family_defaults(train=_MLP_TRAINING),
+        train=_MLP_TRAINING,
         renames=_convmixer_renames,
     )

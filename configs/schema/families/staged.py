@@ -17,7 +17,6 @@ from configs.schema.families.family import (
     Family,
     Rename,
     arguments,
-    family_defaults,
     per_stage,
     shifted,
 )
@@ -67,11 +66,9 @@ class Swin(Model):
             drop_path_rate="droppath",  # also 0: timm's default is 0.1
             dropout="proj_drop_rate",
         ),
-        defaults=family_defaults(
-            data={"CROP_PCT": 0.9},
-            model={"DROPPATH": 0.1},
-            train={"WARMUP_EPOCHS": 20, "WARMUP_START_LR": 5e-7, "END_LR": 5e-6, "GRAD_CLIP": 5.0},
-        ),
+        data={"CROP_PCT": 0.9},
+        droppath=0.1,
+        train={"WARMUP_EPOCHS": 20, "WARMUP_START_LR": 5e-7, "END_LR": 5e-6, "GRAD_CLIP": 5.0},
         renames=[
             (r"^patch_embedding\.patch_embed\.", "patch_embed.proj."),
             (r"^patch_embedding\.norm\.", "patch_embed.norm."),
@@ -105,7 +102,8 @@ class PVTv2(Model):
             sr_ratios="sr_ratio",
             dropout="proj_drop_rate",
         ),
-        defaults=family_defaults(model={"DROPPATH": 0.1}, train={"END_LR": 1e-5}),
+        droppath=0.1,
+        train={"END_LR": 1e-5},
         renames=[
             (r"^patch_embedding1\.patch_embed\.", "patch_embed.proj."),
             (r"^patch_embedding1\.norm\.", "patch_embed.norm."),
@@ -136,7 +134,8 @@ class PiT(Model):
         arguments=arguments(
             "img_size patch_size stride base_dims depth mlp_ratio", heads="num_heads", dropout=DROPOUTS
         ),
-        defaults=family_defaults(model={"DROPPATH": 0.1}, train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996}),
+        droppath=0.1,
+        train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996},
         renames=[(r"^pools\.(\d+)\.", shifted("transformers.", ".pool.", by=1))],
     )
 
@@ -188,7 +187,8 @@ class LeViT(Model):
     family = Family(
         timm="levit_128s",
         arguments=arguments("distilled img_size embed_dim key_dim depth num_heads attn_ratio"),
-        defaults=family_defaults(model={"DROPPATH": 0.1}, train=_LEVIT_TRAINING),
+        droppath=0.1,
+        train=_LEVIT_TRAINING,
         renames=_levit_renames,
         dropped=[r".*\.attn_bias_idxs"],
     )
@@ -209,7 +209,7 @@ class CoaT(Model):
         arguments=arguments(
             "img_size embed_dims serial_depths parallel_depth mlp_ratios qkv_bias", dropout="proj_drop_rate"
         ),
-        defaults=family_defaults(train={"WARMUP_EPOCHS": 20, "BASE_LR": 4e-3, "END_LR": 1e-5, "MODEL_EMA": True}),
+        train={"WARMUP_EPOCHS": 20, "BASE_LR": 4e-3, "END_LR": 1e-5, "MODEL_EMA": True},
         renames=[
             (r"^(patch_embed|cls_token|cpe|crpe)s\.(\d)", lambda match: f"{match[1]}{int(match[2]) + 1}"),
             (r"^(patch_embed\d)\.patch_embed\.", r"\1.proj."),
@@ -247,7 +247,7 @@ class VOLO(Model):
             mlp_ratio="trans.mlp_ratios",
             dropout="pos_drop_rate",
         ),
-        defaults=family_defaults(train={"WARMUP_EPOCHS": 3, "BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 128}),
+        train={"WARMUP_EPOCHS": 3, "BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 128},
         renames=[
             (r"^patch_embed\.stem\.", "patch_embed.conv."),
             (r"^model\.", "network."),
@@ -267,9 +267,7 @@ class ConvNeXt(Model):
     family = Family(
         timm="convnext_tiny",
         arguments=arguments("depths dims patch_size"),
-        defaults=family_defaults(
-            train={"WARMUP_EPOCHS": 20, "BASE_LR": 4e-3, "END_LR": 1e-5, "MODEL_EMA": True, "MODEL_EMA_DECAY": 0.9999}
-        ),
+        train={"WARMUP_EPOCHS": 20, "BASE_LR": 4e-3, "END_LR": 1e-5, "MODEL_EMA": True, "MODEL_EMA_DECAY": 0.9999},
     )
 
 
@@ -288,7 +286,7 @@ class PoolFormer(Model):
 
     family = Family(
         arguments=arguments(depths="layers", dims="embed_dims", layer_scale_init_values="layer_scale_init_value"),
-        defaults=family_defaults(train={"BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 1024}),
+        train={"BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 1024},
         renames=[
             (r"^patch_embed\.proj\.", "stem.conv."),
             (r"^network\.(\d+)\.proj\.", lambda match: f"stages.{(int(match[1]) + 1) // 2}.downsample.conv."),
@@ -369,7 +367,8 @@ class HaloNet(Model):
         arguments=arguments(
             "stages widths block_size halo_size", strides="stride", num_heads="num_head", activation="act"
         ),
-        defaults=family_defaults(data={"IMAGE_SIZE": 256, "CROP_PCT": 0.95}, train=_HALONET_TRAINING),
+        data={"IMAGE_SIZE": 256, "CROP_PCT": 0.95},
+        train=_HALONET_TRAINING,
         renames=[
             (r"^stage(\d)\.blocks\.", shifted("stages.", ".", by=-1)),
             (r"\.creat_shortcut\.", ".shortcut."),
@@ -424,7 +423,7 @@ class MobileOne(Model):
 
     family = Family(
         arguments=arguments("widths strides num_branches use_se", depths="num_blocks"),
-        defaults=family_defaults(train=MOBILE_TRAINING),
+        train=MOBILE_TRAINING,
         renames=[
             (rf"^stages\.(\d+)\.(\d+)\.({'|'.join(_PARTS)})\.", _mobileone_block),
             (r"\.attn\.reduce\.", ".attn.fc1."),
@@ -456,7 +455,8 @@ class MobileViT(Model):
 
     family = Family(
         arguments=arguments("dims", transformer_dims="hidden_dims"),
-        defaults=family_defaults(data={"CROP_PCT": 0.9}, train=MOBILE_TRAINING),
+        data={"CROP_PCT": 0.9},
+        train=MOBILE_TRAINING,
         renames=[
             (
                 r"^mv2_block_([1-7])\.conv\.([0-3])\.",
