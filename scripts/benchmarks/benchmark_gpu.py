@@ -21,7 +21,7 @@ from configs.flags import positive
 from datasets.loading.workers import default_num_workers
 from scripts.benchmarks.benchmark_train import NO_DROPOUT, check_supported, link_images, make_images
 from scripts.benchmarks.programs import MODES, add_timm_flag, build_command, parse_names, run_turn
-from scripts.benchmarks.turns import CORES, Columns, Figures, figures_table, memory, speed, write_json
+from scripts.benchmarks.turns import CORES, figures_table, memory, speed, write_json
 from scripts.flags import add_flag, flag_parser, split_flags
 from utils.device import visible_gpus
 from utils.errors import UserError
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
     selected = parse_names("parts", flags.parts, PARTS) if flags.parts else list(PARTS)
     flags.output.mkdir(parents=True, exist_ok=True)
     file = flags.output / "figures.json"
-    figures: Figures = read_json(file)
+    figures = read_json(file)
     has_failed = False
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -104,7 +104,7 @@ def main(argv: list[str]) -> int:
             print(f"{name}: {figures[name]}", file=sys.stderr, flush=True)
             for path in (file, flags.json):
                 write_json(path, figures)
-    columns: Columns = {"images/s": speed, "peak memory (GB)": memory, "CPU cores": partial(speed, figure=CORES)}
+    columns = {"images/s": speed, "peak memory (GB)": memory, "CPU cores": partial(speed, figure=CORES)}
     table = figures_table(figures, columns)
     atomic_write(flags.output / "figures.md", f"{table}\n")
     print(table)

@@ -41,7 +41,7 @@ from scripts.benchmarks.programs import (
     group_cpu_seconds,
     run_to_end,
 )
-from scripts.benchmarks.turns import PER_CPU, SPEED, Columns, Figures, compare, figures_table, ratio_table, speed
+from scripts.benchmarks.turns import PER_CPU, SPEED, Figures, compare, figures_table, ratio_table, speed
 from scripts.flags import add_flag, flag_parser, split_flags
 from utils.device import keep_freed_memory, synchronize
 from utils.distributed import ProcessContext, single_process
@@ -119,7 +119,7 @@ def tables(figures: Figures) -> list[str]:
     """A table of the loaders, one of the programs, whose top-1 differs by rounding only, and their ratios."""
     loaders = {name: figures[name] for name in (OURS, TIMM)}
     programs = {name: one for name, one in figures.items() if name not in loaders}
-    columns: Columns = {"images/s": speed, "images per CPU second": partial(speed, figure=PER_CPU)}
+    columns = {"images/s": speed, "images per CPU second": partial(speed, figure=PER_CPU)}
     texts = [figures_table(loaders, columns), ratio_table(loaders, LOADERS, PER_CPU, "of images per CPU second")]
     if programs:
         units = {"wall_seconds": "wall seconds", "cpu_seconds": "CPU seconds"}

@@ -148,7 +148,7 @@ def gathered(folder: Path) -> Call:
 
     rank = int(os.fork() == 0)
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
-    evaluator: Any = Evaluator(nn.Identity(), Any, Any, ProcessContext(rank, rank, 2, 2, torch.device("cpu")))
+    evaluator = Evaluator(nn.Identity(), Any, Any, ProcessContext(rank, rank, 2, 2, torch.device("cpu")))
     shapes = {"targets": [], "labels": [5], "probabilities": [5], "losses": []}
     dtypes = {"targets": torch.int64, "labels": torch.int32}
     parts = [
@@ -185,7 +185,7 @@ def main(argv: list[str]) -> None:
         print(json.dumps(measure(arguments.row)))
         return
     clones = [clone for clone in (arguments.other, Path(__file__).parents[2]) if clone]
-    found: dict[Path, list[dict[str, float]]] = {clone: [] for clone in clones}
+    found = {clone: [] for clone in clones}
     for clone in clones * 3:
         environment = os.environ | {"PYTHONPATH": str(clone.absolute()), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, __file__, arguments.row, "-here"]

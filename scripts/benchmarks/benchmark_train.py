@@ -44,7 +44,6 @@ from scripts.benchmarks.programs import (
 from scripts.benchmarks.turns import (
     CORES,
     SPEED,
-    Columns,
     Figures,
     compare,
     figures_table,
@@ -151,7 +150,7 @@ def main(argv: list[str]) -> int:
 
 
 def tables(batch_size: int, figures: Figures) -> list[str]:
-    columns: Columns = {"images/s": speed, "CPU cores": lambda one: median_and_range(one[CORES], ".1f")}
+    columns = {"images/s": speed, "CPU cores": lambda one: median_and_range(one[CORES], ".1f")}
     return [figures_table(figures, columns | {"peak memory (GB)": memory}), duration_table(figures, batch_size)]
 
 
@@ -161,7 +160,7 @@ def duration_table(figures: Figures, batch_size: int) -> str:
     def seconds(one: dict[str, Any]) -> list[float]:
         return [100 * batch_size / speed for speed in one[SPEED]]
 
-    columns: Columns = {
+    columns = {
         "rounds": lambda one: ", ".join(f"{value:.3f}" for value in seconds(one)),
         "mean (s)": lambda one: f"{mean(seconds(one)):.3f}",
         "iterations/s": lambda one: f"{mean(one[SPEED]) / batch_size:.3f}",

@@ -29,7 +29,7 @@ from scripts.benchmarks.programs import (
     run_to_end,
     timm_flags,
 )
-from scripts.benchmarks.turns import Columns, Figures, compare, figures_table
+from scripts.benchmarks.turns import Figures, compare, figures_table
 from scripts.flags import add_flag, flag_parser, split_flags
 from utils.device import visible_gpus
 from utils.distributed import single_process
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
 
 
 def tables(figures: Figures) -> list[str]:
-    columns: Columns = {"mean top-1": lambda one: f"{mean(one['top1']):.2f}"}
+    columns = {"mean top-1": lambda one: f"{mean(one['top1']):.2f}"}
     texts = [figures_table(figures, columns)]
     ours, timms = (one.get("top1", []) for one in figures.values())
     if min(len(ours), len(timms)) > 1:

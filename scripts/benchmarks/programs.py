@@ -262,7 +262,7 @@ def timm_flags(
     warmup_epochs = int(train.warmup_epochs)
     autocast_dtype = "float16" if on_gpu else "bfloat16"
     flag_of = {key: flag for flag, key, _ in reversed([*keys_of(programs()["timm"])])}
-    values: dict[str, Any] = table["always"] | {flag_of[key]: options[key] for key in table["options"]} | size
+    values = table["always"] | {flag_of[key]: options[key] for key in table["options"]} | size
     values |= {
         "amp": config.amp.enabled, "model": model.name, "train-interpolation": data.interpolation,
         "data-dir": data_root, "val-split": val_split, "output": output, "log-interval": interval,

@@ -43,7 +43,7 @@ def compare(
 
     Initializes CUDA at its end only. texts: the tables; the ratios of `pairs` are printed below the first one.
     """
-    figures: Figures = {name: {} for name in names}
+    figures = {name: {} for name in names}
     take_turns(figures, rounds, measure, file)
     environment = {
         "device": device_name(torch.device("cuda" if visible_gpus() else "cpu")),

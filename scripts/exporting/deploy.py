@@ -176,7 +176,7 @@ def decision_graph(trained: TrainedModel, names: list[str]) -> tuple[Any, dict[s
     point = decision.point
     thresholds = [logit / decision.temperature for logit in decision.thresholds or ()]
     is_multi_label = trained.config.data.multi_label
-    known: dict[str, Any] = {"decisions": names, "other": "", "threshold": None}
+    known = {"decisions": names, "other": "", "threshold": None}
     labels = [*range(len(names))]
     if is_multi_label and not thresholds:
         thresholds = [0.0] * len(names)

@@ -146,7 +146,7 @@ def load_onnx(trained: TrainedModel, path: Path) -> Forward:
 
 def write_hf(model: nn.Module, trained: TrainedModel, path: Path) -> None:
     """Raises UserError if timm's `create_model`, or transformers, cannot rebuild the model."""
-    options: Any = trained.config.model
+    options = trained.config.model
     # transformers computes probabilities by it: softmax, or sigmoid for several labels per image.
     kind = "multi_label_classification" if trained.config.data.multi_label else "single_label_classification"
     if options.type == "transformers":
@@ -181,8 +181,8 @@ def _as_timm_builds(model: nn.Module, trained: TrainedModel) -> Any:
 
     Raises ValueError: timm has none.
     """
-    options: Any = trained.config.model
-    rebuilt: Any = copy_to_meta(model)
+    options = trained.config.model
+    rebuilt = copy_to_meta(model)
     if options.features not in ("pre_logits", getattr(model, "global_pool", None)):
         raise ValueError(f"timm has no MODEL.FEATURES={options.features} of it")
     if options.type == "vit":
@@ -241,8 +241,7 @@ def _write_transformers(model: Any, trained: TrainedModel, path: Path, kind: str
 def load_hf(trained: TrainedModel, path: Path) -> Forward:
     """The exported folder as timm reads it, or transformers: normalized images -> logits."""
     if trained.config.model.type != "transformers":
-        model: Forward = timm.create_model(f"local-dir:{path}", pretrained=True).eval()
-        return model
+        return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
     from transformers import AutoModelForImageClassification
 
     exported = AutoModelForImageClassification.from_pretrained(path, local_files_only=True).eval()
@@ -306,7 +305,7 @@ def card_facts(model: nn.Module, trained: TrainedModel) -> dict[str, str]:
     options = trained.config.model
     names = trained.class_names or ()
     try:
-        run: RunContents | None = read_contents(trained.weights.parent)
+        run = read_contents(trained.weights.parent)
     except UserError:
         run = None
     has_path = trained.names_data_path and properties_of(data.dataset).has_files

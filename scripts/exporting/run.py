@@ -166,7 +166,7 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     for note in (*built.notes, *trained.notes):
         print_escaped(str(note))
     model = built.fp32
-    reference: Reference | None = None  # with -no_check
+    reference = None  # with -no_check
     if flags.check:
         reference = read_reference(flags.check, model, config)
     elif trained.samples:
