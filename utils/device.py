@@ -138,8 +138,8 @@ def use_deterministic_algorithms(enabled: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if enabled != torch.are_deterministic_algorithms_enabled():  # the next line imports torch's compiler
         torch.use_deterministic_algorithms(enabled)
-    deterministic: Any = torch.utils.deterministic
-    deterministic.fill_uninitialized_memory = False  # no op of ours reads uninitialized memory
+    # No op of ours reads uninitialized memory.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -73,14 +73,12 @@ def is_updated_by_muon(state: Mapping[str, Any]) -> bool:
 
 def init_weights_of(model: Any) -> Callable[[Any], None]:
     """The function by which timm's CoaT initializes a module."""
-    function: Callable[[Any], None] = model._init_weights
-    return function
+    return model._init_weights
 
 
 def listed_images(data: Any) -> Iterable[tuple[Any, Any]] | None:
     """Pairs (path, label) of a data set of torchvision that lists them, such as GTSRB; None for others."""
-    pairs: Iterable[tuple[Any, Any]] | None = getattr(data, "_samples", None)
-    return pairs
+    return getattr(data, "_samples", None)
 
 
 def pet_images(data: Any) -> Iterable[tuple[Any, Any]]:
@@ -95,8 +93,7 @@ def has_eager_attention(config: Any) -> bool:
 
 def set_socket_folder(folder: str) -> None:
     """Sets the folder of multiprocessing's sockets, also of child processes, in place of a new one."""
-    process: Any = multiprocessing.current_process()
-    process._config["tempdir"] = folder
+    multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
 
 
 Spawn = Callable[[str, list[str], list[int]], int]  # path, arguments, descriptors to keep -> process id
@@ -116,5 +113,4 @@ def replaced_spawn(replace: Callable[[Spawn], Spawn]) -> Iterator[None]:
 
 def close_server_pipe() -> None:
     """Closes the pipe of this child process to the fork server, which exits when no process has it open."""
-    server: Any = forkserver._forkserver
-    os.close(server._forkserver_alive_fd)
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]

@@ -94,17 +94,17 @@ class Archive:
         file: Any = self  # has the methods that `tarfile` calls
         try:
             with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
-                tar: Any = archive
-                for header in tar:
-                    self._check_member(header, tar.pax_headers)
+                for header in archive:
+                    self._check_member(header, archive.pax_headers)
                     if header.isreg():
                         yield header
-                        self.seek(tar.offset)
-                        if self.position < tar.offset:
+                        self.seek(archive.offset)
+                        if self.position < archive.offset:
                             raise self.error(f"is cut short after {self.position:,} bytes")
-                    self._start = tar.offset
-                    tar.members.clear()  # they would need more memory than the content of small files
-                    tar.pax_headers.clear()
+                    self._start = archive.offset
+                    # Members would need more memory than the content of small files
+                    archive.members.clear()  # type: ignore[attr-defined]
+                    archive.pax_headers.clear()  # type: ignore[attr-defined]
         except (UserError, OSError):
             raise
         except Exception:  # of almost any type, for a damaged header

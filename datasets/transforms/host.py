@@ -180,8 +180,7 @@ def torchvision_policy(policy: str, interpolation: str, image: Image.Image, rng:
     """TrivialAugmentWide (Müller and Hutter, 2021), RandAugment, AutoAugment or AugMix as torchvision has them."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(rng.getrandbits(63))
-        changed: Image.Image = _of_torchvision(policy, interpolation)(image)
-    return changed
+        return _of_torchvision(policy, interpolation)(image)
 
 
 @functools.cache
