@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -345,7 +345,7 @@ def call_on_main(call: Callable[[], T], context: ProcessContext) -> T | None:
 
 def find_on_main(find: Callable[[], T], context: ProcessContext) -> T:
     """`call_on_main`, whose result every process gets."""
-    return cast(T, broadcast_object(call_on_main(find, context), context))
+    return broadcast_object(call_on_main(find, context), context)  # type: ignore[return-value]
 
 
 class RankExchange:

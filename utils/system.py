@@ -117,9 +117,7 @@ def is_installed(module: str) -> bool:
 
 def package_folder(name: str) -> Path:
     """The folder of a required package, without its import."""
-    spec = importlib.util.find_spec(name)
-    assert spec and spec.origin
-    return Path(spec.origin).parent
+    return Path(importlib.util.find_spec(name).origin).parent  # type: ignore[union-attr, arg-type]
 
 
 def require(feature: str, *modules: str) -> None:

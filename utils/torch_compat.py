@@ -15,7 +15,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from multiprocessing.process import BaseProcess
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,12 +41,12 @@ def process_group_timeout(device: torch.device, group: dist.ProcessGroup | None 
 
 def loss_scale(scaler: torch.amp.GradScaler) -> torch.Tensor:
     """The loss scale, a tensor that may be modified in place; None before the first `scaler.scale(tensor)`."""
-    return cast(torch.Tensor, scaler._scale)
+    return scaler._scale  # type: ignore[return-value]
 
 
 def growth_tracker(scaler: torch.amp.GradScaler) -> torch.Tensor:
     """The number of consecutive steps without overflow (int32), may be modified in place; None as for `loss_scale`."""
-    return cast(torch.Tensor, scaler._growth_tracker)
+    return scaler._growth_tracker  # type: ignore[return-value]
 
 
 # `GradScaler.update` in one op: (scale, growth tracker, found_inf, growth factor, backoff factor, growth interval).

@@ -19,8 +19,7 @@ class Dicom(ImageFile):
     def _open(self) -> None:
         import pydicom
 
-        assert self.fp
-        data = self.fp.read()
+        data = self.fp.read()  # type: ignore[union-attr]
         if _DEFLATED in data[:1024]:
             raise ValueError("a deflated DICOM file: save it without compression")
         self.dataset = pydicom.dcmread(io.BytesIO(data))

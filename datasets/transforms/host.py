@@ -146,9 +146,8 @@ def timm_policies() -> Any:
     """timm's module of policies."""
     path = package_folder("timm") / "data" / "auto_augment.py"
     spec = importlib.util.spec_from_file_location("timm_auto_augment_of_samples", path)
-    assert spec and spec.loader
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
     module.np = SimpleNamespace(**vars(np) | {"random": np.random.RandomState()})  # with a generator of its own
     for name in ("Posterize", "PosterizeIncreasing", "PosterizeOriginal"):
         module.NAME_TO_OP[name] = _posterize
