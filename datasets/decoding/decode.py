@@ -5,15 +5,15 @@ Pillow decodes all other files. The pixels are the same in each case. An image (
 memory, as decoders write them: resampling is twice as fast as for a planar image.
 """
 
-import contextlib
-import functools
 import importlib
 import io
 import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -74,13 +74,13 @@ def _find_jpeg_decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:
     None: Pillow decodes, 1.3 to 1.5 times as slow as torchcodec. torchvision's decoders are deprecated since 0.29, in
     favour of torchcodec's.
     """
-    with contextlib.suppress(Exception):  # not installed, or built for another torch
+    with suppress(Exception):  # not installed, or built for another torch
         torchcodec = importlib.import_module("torchcodec.decoders")
-        return functools.partial(torchcodec.decode_jpeg, mode="UNCHANGED")
+        return partial(torchcodec.decode_jpeg, mode="UNCHANGED")
     for library in package_folder("torchvision").glob("image*.so"):  # its import takes as long as torch's
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             torch.ops.load_library(library)
-    with contextlib.suppress(AttributeError):
+    with suppress(AttributeError):
         decode = torch.ops.image.decode_jpeg
         return lambda data: decode(data, 0)  # ImageReadMode.UNCHANGED: gray stays gray
     return None
@@ -107,12 +107,12 @@ class PlainJpeg(LazyImage):
         self.data, self.channels, self.name = data, channels, name
         self.warning = ""
 
-    @functools.cached_property
+    @cached_property
     def pixels(self) -> torch.Tensor:  # type: ignore[override]  # mypy takes it for a property
         with errors_as_bad_image(self.name):
             if _decode_jpeg:
                 pixels = None
-                with captured_stderr() as messages, contextlib.suppress(RuntimeError):
+                with captured_stderr() as messages, suppress(RuntimeError):
                     data = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
                     pixels = _decode_jpeg(data).expand(self.channels, -1, -1)
                 if pixels is not None and not messages:
@@ -183,7 +183,7 @@ def read_deep_values(data: bytes, name: str, max_pixels: int) -> DeepValues | No
         return _deep_values(data, image)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _opened(data: bytes, name: Name, max_pixels: int) -> Iterator[tuple[ImageFile, list[str]]]:
     """The image, opened by Pillow and not too large; and the lines of libraries in the block, at its end."""
     with errors_as_bad_image(name), captured_stderr() as messages:
@@ -203,12 +203,12 @@ def open_with_pillow(data: bytes, name: Name) -> ImageFile:
     header = TiffHeader(io.BytesIO(data))
     refusal = next(row for row in REFUSED if row.is_of(header))
     if refusal is UNKNOWN:
-        with contextlib.suppress(UnidentifiedImageError):
+        with suppress(UnidentifiedImageError):
             return Image.open(io.BytesIO(data), formats=formats)
     raise BadImage(name(), f"{refusal.reason} ({describe(header)})", refusal.fix)
 
 
-@contextlib.contextmanager
+@contextmanager
 def errors_as_bad_image(name: Name) -> Iterator[None]:
     """Converts a decoder's exceptions into a BadImage, or a MemoryError, that names the image."""
     try:
@@ -240,7 +240,7 @@ def _check_cost(image: Image.Image, data: bytes, name: Name, max_pixels: int) ->
 
 
 def _has_exif_rotation(image: Image.Image) -> bool:
-    with contextlib.suppress(Exception):  # damaged EXIF data: the pixels are intact
+    with suppress(Exception):  # damaged EXIF data: the pixels are intact
         return image.getexif().get(Base.Orientation) in range(2, 9)
     return False
 

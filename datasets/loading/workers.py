@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
@@ -214,7 +215,7 @@ class _WorkerWait:
     limit_seconds: float
     _workers: list[BaseProcess] = field(default_factory=list)
     _iterator: Callable[[], Any] = lambda: None
-    _thread: DaemonPool = field(default_factory=functools.partial(DaemonPool, 1))
+    _thread: DaemonPool = field(default_factory=partial(DaemonPool, 1))
 
     @contextmanager
     def killing_workers(self) -> Iterator[None]:

@@ -3,11 +3,11 @@
 The index is stored. Its rows are used again; new and changed shards are read in full.
 """
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import as_completed
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -145,11 +145,11 @@ def open_index(
     return stored.join(), list(dict.fromkeys(stored.notes))
 
 
-@contextlib.contextmanager
+@contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """The lock of an index in a file. Raises UserError: its folder cannot be written."""
     lock = path.with_name(f".{path.name}.lock")
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(lock))
@@ -220,7 +220,7 @@ class _StoredRows:
         """Writes the rows that are known; none if there is no image, or if some labels are numbers and others names."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(UserError):
+            with suppress(UserError):
                 index = self.join()
                 if len(index):
                     atomic_write(path, encode_index(index))
@@ -240,7 +240,7 @@ def _read_shards(store: ShardStore, stored: _StoredRows, path: Path) -> None:
     threads = min(len(shards), _MAX_THREADS)
     with (
         tqdm(desc="index", total=num_bytes, unit="B", unit_scale=True, leave=False, disable=None) as bar,
-        contextlib.closing(DaemonPool(threads)) as pool,
+        closing(DaemonPool(threads)) as pool,
     ):
         reads = {pool.submit(read_records, store.stream(s), store.url(s.name), *keys): s for s in shards}
         try:

@@ -7,12 +7,12 @@ the first log line with a loss, beside timm's train.py, and to the end of an eva
 validate.py and inference.py. See docs/benchmarks.md.
 """
 
-import contextlib
 import os
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -136,7 +136,7 @@ def measure_turn(
 
     The turn ends with a whole batch. The first batch and the `prefetched` next ones are not timed.
     """
-    with contextlib.closing(start()) as stream:
+    with closing(start()) as stream:
         sum(islice(stream, 1 + prefetched))
         cpu_before = group_cpu_seconds(os.getpgrp())
         started = time.perf_counter()

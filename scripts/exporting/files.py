@@ -6,12 +6,12 @@ saves them; README.md is the model card. With a MODEL.STEM, which no name of tim
 the model.
 """
 
-import contextlib
 import errno
 import io
 import json
 import logging
 import shutil
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ def write_onnx(model: nn.Module, trained: TrainedModel, path: Path) -> None:
         raise UserError(f"-format onnx: the weights have {size:,} bytes, a file at most 2 GiB; use torch_export")
     program = _export_program(model, trained)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with contextlib.redirect_stdout(io.StringIO()):  # progress of each step
+    with redirect_stdout(io.StringIO()):  # progress of each step
         exported = torch.onnx.export(
             program,
             dynamo=True,

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def download(repository: str, names: tuple[str, ...], fix: str) -> Path:
     name, _, tag = repository.partition("@")
     revision = tag or "main"
     pool = DaemonPool(1)
-    exists = functools.partial(hub.file_exists, name, revision=revision)
+    exists = partial(hub.file_exists, name, revision=revision)
     with explained(f"{ENDPOINT}/{name}/resolve/{revision}/{names[0]}", fix):
         for file in names:
             cached = hub.try_to_load_from_cache(name, file, revision=revision)

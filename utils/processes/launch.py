@@ -5,7 +5,6 @@ torchrun's; no other module depends on the launcher. torch is imported only wher
 slow.
 """
 
-import contextlib
 import ctypes
 import json
 import logging
@@ -18,7 +17,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from os import environ
 from pathlib import Path
@@ -321,7 +320,7 @@ def report_lost_rank(message: str, timed_out: bool) -> None:
     """
     if path := environ.get("TORCHELASTIC_ERROR_FILE"):
         content = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             atomic_write(Path(path), json.dumps({"message": content, "timed_out": timed_out}))
 
 
@@ -363,7 +362,7 @@ def stop_processes(processes: list[subprocess.Popen[bytes]]) -> None:
     _send([process.pid for process in processes if process.poll() is None], signal.SIGTERM)
     deadline = time.monotonic() + SHUTDOWN_SECONDS
     for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a device or a disk
+        with suppress(subprocess.TimeoutExpired):  # it waits for a device or a disk
             process.wait(max(0.0, deadline - time.monotonic()))
         _send([process.pid], signal.SIGKILL)  # at once: another process may get its number
 
@@ -371,7 +370,7 @@ def stop_processes(processes: list[subprocess.Popen[bytes]]) -> None:
 def _send(groups: Iterable[int], number: int) -> None:
     """Sends a signal to the processes of these groups, as far as there are any."""
     for group in groups:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.killpg(group, number)
 
 
