@@ -34,7 +34,8 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
             raise UserError(
                 f"{data.data_path}: is a URL, which only -dataset=tar reads; download it, and give a folder"
             )
-        if data.data_path.lower().endswith(_ARCHIVES) and os.path.isfile(data.data_path):
+        archives = (".zip", ".tar", ".tgz", ".tar.gz", ".7z", ".rar")
+        if data.data_path.lower().endswith(archives) and os.path.isfile(data.data_path):
             raise UserError(f"{data.data_path}: is an archive; unpack it, and give the folder that it contains")
         found = recognize_table(data) or _recognize_folders(data)
         return found, data.groups or (found == "csv" and package_groups(data)) or None
@@ -43,22 +44,21 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
     kind = properties_of(found)
     is_read = f"{data.data_path} is read as {found}"
     if data.multi_label and not kind.multi_label:
-        fix = "give a table: -data_path=TABLE.csv, or -dataset=csv or tar"
-        raise UserError(f"DATA.MULTI_LABEL needs a table or tar shards, but {is_read}; {fix}")
+        raise UserError(
+            f"DATA.MULTI_LABEL needs a table or tar shards, but {is_read}; "
+            "give a table: -data_path=TABLE.csv, or -dataset=csv or tar"
+        )
     if data.labels and not kind.may_be_table:
         raise UserError(f"DATA.LABELS needs a path of each image, but {is_read}; remove it")
     return data.changed(dataset=found, groups=groups)
-
-
-_ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".7z", ".rar")
-_OF_SUFFIX = dict.fromkeys(TABLE_SUFFIXES, "csv") | {PARQUET: "parquet"}
 
 
 def recognize_table(data: Data) -> str | None:
     """The data set of DATA_PATH if it is a table, or a folder of images with train.csv or a table of Hugging Face's."""
     root = Path(data.data_path)
     if root.is_file():
-        return _OF_SUFFIX.get(root.suffix.lower())
+        kinds = dict.fromkeys(TABLE_SUFFIXES, "csv") | {PARQUET: "parquet"}
+        return kinds.get(root.suffix.lower())
     if is_camera_package(root) and not data.class_folders:
         return "csv"
     found = _table_in(root, data)

@@ -44,10 +44,8 @@ from utils.notes import Note
 
 _FEW_IMAGES = 10  # per class
 _FEW_VAL_IMAGES, _IMBALANCE = 5, 10  # per class; largest class / smallest class
-_NAMED = 3  # of these classes
 _FEW_LEVELS, _GREY_IMAGES = 32, 64
 _OUTLIERS = 1e-4  # share of the pixels at each end, such as defective pixels of a detector
-_OPENED_IMAGES = 256  # of a split: whose frames and bands are counted
 _MOST_CHECKED = 100_000  # images: of more, a part is checked
 _MAX_SECONDS = 30.0  # of the check of image files
 _NUM_THREADS = 16  # they wait for the disk
@@ -73,8 +71,8 @@ def find_problems(
     findings: list[Finding] = []
     is_multi_label = samples.targets.ndim == 2 and len(samples)  # no sample is another problem
     if isinstance(samples, ImageFiles) and is_multi_label and not (samples.targets > 0).any():
-        fix = "fill in its labels"  # the average precision is not defined
-        findings.append(f"{samples.file}: no image of the split {split} has a label; {fix}")
+        # The average precision is not defined.
+        findings.append(f"{samples.file}: no image of the split {split} has a label; fill in its labels")
     if trains and split == "train" and not samples.findings:
         findings += _find_short_batch(len(samples), data, context.world_size)
     if context.local_rank == 0:  # each host may have a disk of its own
@@ -103,8 +101,7 @@ def _find_short_batch(number: int, data: Data, ranks: int) -> list[str]:
         fix += f" -opts DATA.GLOBAL_BATCH_SIZE={size * ranks}"
     if not size:
         fix = "use fewer devices, or add images"
-    problem = f"{number} training samples do not fill one batch of {needed} on {ranks} device(s)"
-    return [f"{data.dataset}: {problem}; {fix}"]
+    return [f"{data.dataset}: {number} training samples do not fill one batch of {needed} on {ranks} device(s); {fix}"]
 
 
 def notes_on(train: Samples, val: Samples, test: Samples | None = None, is_weighted: bool = False) -> list[Note]:
@@ -154,7 +151,7 @@ def _notes_on_evaluated(
     few = [label for label in order if counts[label] < least]
     if not few:
         return []
-    lowest = sorted(few, key=counts.__getitem__)[:_NAMED]
+    lowest = sorted(few, key=counts.__getitem__)[:3]
     text = f"{len(few)} of {len(order)} classes have fewer than {least} {split} images"
     if samples.targets.ndim == 2 and split == "validation":
         text += ", so few that their thresholds are chance"
@@ -164,7 +161,7 @@ def _notes_on_evaluated(
 
 def _notes_on_unread_parts(splits: Sequence[ImageFiles], place: str) -> list[Note]:
     """The images of several frames or pages, or of further bands, among a few that are opened."""
-    paths = [files.name(index) for files in splits for index in spread(len(files), _OPENED_IMAGES)]
+    paths = [files.name(index) for files in splits for index in spread(len(files), 256)]
     notes = []
     for has_more, parts in ((has_frames, "frames or pages"), (has_more_bands, "bands after the colors")):
         found = [*filter(has_more, paths)]
@@ -217,9 +214,10 @@ def check_same_data(splits: Mapping[str, Samples], context: ProcessContext) -> N
         for split in of_ranks[0] | of_rank:
             one, first = (of.get(split, f"no split {split}") for of in (of_rank, of_ranks[0]))
             if one != first:
-                fix = "copy the data of one host to the others, or use a folder that all hosts share"
-                other = f"{context.name(rank)} has other data than {context.name(0)}"
-                raise UserError(f"{other}: {one}, not {first}; {fix}")
+                raise UserError(
+                    f"{context.name(rank)} has other data than {context.name(0)}: {one}, not {first}; "
+                    "copy the data of one host to the others, or use a folder that all hosts share"
+                )
 
 
 def digest_of(samples: Samples) -> str:

@@ -20,8 +20,6 @@ from utils.files import open_regular_file
 
 NATURAL, BYTES = "natural", "bytes"  # values of DATA.CLASSES; another value is a file
 CLASS_FILE = "a file with a class per line, in the order of the outputs"
-_NUMBERED = re.compile(r"(\d{1,9})[\s,:;.)]+\S")  # a line as '3 cat', unlike '3'
-_MAX_BYTES = 10**8
 _MAX_NAMES = 20  # in an error message
 
 
@@ -48,8 +46,10 @@ def sort_names(names: Sequence[str], order: str) -> list[str]:
         return read_class_list(Path(order))
     of_nfc, of_nfd = (sorted(names, key=lambda name: key(normalize(form, name))) for form in ("NFC", "NFD"))
     if of_nfc != of_nfd or any(key(name) == key(after) for name, after in pairwise(of_nfc)):
-        problem = "the order of class names is not unique (case, zeros or the Unicode form of accents decide)"
-        raise UserError(f"{problem}; set DATA.CLASSES to {CLASS_FILE}")
+        raise UserError(
+            "the order of class names is not unique (case, zeros or the Unicode form of accents decide); "
+            f"set DATA.CLASSES to {CLASS_FILE}"
+        )
     return of_nfc
 
 
@@ -77,7 +77,7 @@ def read_class_list(file: Path) -> list[str]:
     """
     try:
         with open_regular_file(file) as opened:
-            text = opened.read(_MAX_BYTES).decode("utf-8-sig")
+            text = opened.read(10**8).decode("utf-8-sig")
         is_json = text.lstrip().startswith(("[", "{"))
         numbered = names_by_number(json.loads(text) if is_json else text.rstrip().splitlines())
     except OSError as error:
@@ -86,9 +86,11 @@ def read_class_list(file: Path) -> list[str]:
         numbered = {}
     names = [to_nfc(numbered.get(number, "").strip()) for number in range(len(numbered))]
     if not all(names) or not names:
-        fix = "write one name per line in UTF-8, or a JSON list"
-        raise UserError(f"DATA.CLASSES: {file}: is no list of the names of classes; {fix}")
-    matches = [_NUMBERED.match(name) for name in names]
+        raise UserError(
+            f"DATA.CLASSES: {file}: is no list of the names of classes; "
+            "write one name per line in UTF-8, or a JSON list"
+        )
+    matches = [re.match(r"(\d{1,9})[\s,:;.)]+\S", name) for name in names]  # of lines as '3 cat', unlike '3'
     numbers = [int(match[1]) for match in matches if match]
     if len(numbers) == len(names) and numbers != sorted(numbers) and max(numbers) <= len(names):
         raise UserError(f"DATA.CLASSES: {file}: its numbers are in another order than its lines; sort the lines")

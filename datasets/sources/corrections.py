@@ -33,8 +33,10 @@ def decided_rows(file: str | None, encoding: str | None) -> dict[int, Cells]:
     table = open_columns(Path(file), encoding)
     for name in (PATH, CORRECTION):
         if name not in table.header:
-            fix = f"give a table with the columns {PATH} and {CORRECTION}, such as suspects.csv of a run"
-            raise UserError(f"DATA.CORRECTIONS: {file}: has no column {name}; {fix}")
+            raise UserError(
+                f"DATA.CORRECTIONS: {file}: has no column {name}; "
+                f"give a table with the columns {PATH} and {CORRECTION}, such as suspects.csv of a run"
+            )
     return {line: cells for line, cells in table if cells[CORRECTION]}
 
 
@@ -132,8 +134,10 @@ def _corrected(samples: ImageFiles, found: Mapping[int, str], data: Data) -> tup
         (name,) = new_names([to_nfc(text)], data.rename)
         name = find_name(name, names)
         if name not in names:
-            fix = f"write {KEEP}, {DROP}, or one of {list_names(names)}"
-            raise UserError(f"DATA.CORRECTIONS: {data.corrections}: {shorten(text)} is no class of the data; {fix}")
+            raise UserError(
+                f"DATA.CORRECTIONS: {data.corrections}: {shorten(text)} is no class of the data; "
+                f"write {KEEP}, {DROP}, or one of {list_names(names)}"
+            )
         targets[index] = names.index(name)
     left = np.setdiff1d(np.arange(len(samples)), dropped)
     numbers = f"{len(dropped)} dropped, {len(changed)} of another class"

@@ -38,7 +38,6 @@ _COLUMN = re.compile(
     re.IGNORECASE,
 )
 _FEWEST = 5  # groups; fewer are categories
-_FEW_RESTS = 0.9  # different ones / images
 # Expressions of the cases in names of files: the first fields, fewest first; the text before the last number
 _FIELD, _MARK = r"[^/_.\s-]+", r"[_.\s-]+"
 _IN_NAMES = (
@@ -47,7 +46,6 @@ _IN_NAMES = (
     *(rf"({_FIELD}(?:{_MARK}{_FIELD}){{1,{more}}})[^/]*$" for more in (2, 3, 4)),
     r"([^/]*\d[^/]*?)[^/\d]+\d+[^/\d]*$",
 )
-_MAX_NAMES = 20_000  # that are searched
 # Numbers that are no cases: dates with or without the time, WordNet ids
 _NO_CASE = re.compile(
     r"(?<!\d)(?:(?:19|20)\d\d([-_.]?)(?:0[1-9]|1[0-2])\1(?:0[1-9]|[12]\d|3[01])"
@@ -137,8 +135,7 @@ def _cases_in_folders(listing: ImageFiles) -> list[Note]:
     if len(dict(cases)) < len(cases):  # some are in several classes, as magnifications
         return []
     text = f"{len(cases)} folders with numbers in the class folders, such as {shorten(min(cases)[0])}"
-    fix = f"to keep the images of each in one split: -opts {quote(option)}"
-    return [Note("screen", f"{listing.root}: {text}; {fix}")]
+    return [Note("screen", f"{listing.root}: {text}; to keep the images of each in one split: -opts {quote(option)}")]
 
 
 def case_folders(paths: Sequence[str], of_labels: int) -> str:
@@ -152,7 +149,7 @@ def case_folders(paths: Sequence[str], of_labels: int) -> str:
 
 def _cases_in_names(listing: ImageFiles) -> list[Note]:
     """Of the first expression whose text are cases in the names of files: P1001_1.jpg, P1001_2.jpg."""
-    paths = [*map(to_nfc, islice(listing.paths, _MAX_NAMES))]
+    paths = [*map(to_nfc, islice(listing.paths, 20_000))]
     targets = listing.arrays["targets"]
     classes = targets.tolist() if targets.ndim == 1 else [0] * len(targets)
     undated = (_NO_CASE.sub(lambda match: re.sub(r"\d", "x", match[0]), path) for path in paths)
@@ -177,7 +174,7 @@ def _are_cases(stems: Sequence[str], spans: Sequence[tuple[int, int]], classes: 
     have_numbers = 2 * sum(re.search(r"\d", case) is not None for case in cases) > number
     have_several = 2 * sum(size > 1 for size in sizes.values()) > len(sizes)
     in_classes = len({*cases}) >= _FEWEST and len(sizes) >= 2 * len({label for label, _ in sizes})
-    recur = 2 * sum(map(bool, rests)) > number and len({*rests}) < _FEW_RESTS * number
+    recur = 2 * sum(map(bool, rests)) > number and len({*rests}) < 0.9 * number
     return have_numbers and have_several and in_classes and recur
 
 
@@ -206,8 +203,10 @@ def group(rows: Rows, wanted: Wanted) -> Rows:
                     images = (
                         f"{len(missing)} of {len(groups)} images have no group, such as {samples.location(missing[0])}"
                     )
-                    fix = "write one into the column, the table path,group or the .json, or correct the expression"
-                    raise UserError(f"DATA.GROUPS {shorten(data.groups)}: {images}; {fix}")
+                    raise UserError(
+                        f"DATA.GROUPS {shorten(data.groups)}: {images}; "
+                        "write one into the column, the table path,group or the .json, or correct the expression"
+                    )
                 splits[split] = samples.with_arrays(**to_arrays(groups, "groups"))
         except UserError as error:  # DATA.GROUPS may be of the training
             if are_needed and split != "test":

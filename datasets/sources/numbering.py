@@ -15,8 +15,6 @@ from datasets.sources.source import Wanted
 from utils.errors import UserError, did_you_mean
 from utils.notes import Note
 
-_MAX_NAMED = 5  # classes that are left out
-
 
 def check_names(rows: Rows, wanted: Wanted) -> Rows:
     """Finds classes with one name, of which one is not in NFC; adds warnings about names that differ only in case."""
@@ -100,7 +98,7 @@ def take_classes(rows: Rows, wanted: Wanted) -> Rows:
     if not others:
         return taken
     counts = _count(rows)
-    left_out = list_names([f"{names[label]} ({counts[label]} images)" for label in others], _MAX_NAMED)
+    left_out = list_names([f"{names[label]} ({counts[label]} images)" for label in others], 5)
     return taken.noted(Note("screen", f"left out: {left_out}, DATA.ONLY_CLASSES"))
 
 

@@ -77,11 +77,11 @@ def read_rows(source: Source, wanted: Wanted) -> Rows:
 
 def cut(rows: Rows, wanted: Wanted) -> Rows:
     """Divides the images of data without a validation split, see `cut_images`."""
-    if rows.uncut is None or rows.uncut not in rows.splits:
+    whole = rows.splits.get(rows.uncut or "")
+    if whole is None:
         if wanted.history.held_out:
             return rows.found(f"-held_out: {wanted.data.data_path} has a validation split of its own; remove the flag")
         return rows
-    whole = rows.splits[rows.uncut]
     images = whole.names_for_split, whole.targets, whole.groups
     found = cut_images(*images, wanted.data, wanted.splits, wanted.history)
     splits = {}

@@ -40,8 +40,6 @@ MAX_FILE_BYTES = 400_000_000  # 64 million pixels of 16-bit color, and metadata
 # The machine or a network disk fails temporarily; the image is not the cause.
 _SYSTEM_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 _FIX = "restore the file or remove it from the list"
-_MOST_COUNTED = 100_000  # files that are looked for if a few are missing
-_FEW_FILES = 20
 
 
 def spread(number: int, most: int) -> range:
@@ -331,7 +329,7 @@ class ImageFiles(EncodedImages):
     @property
     def _few(self) -> list[int]:
         """Indices of the files whose paths have the smallest checksums, sorted."""
-        return sorted(self.arrays["paths_crcs"].argsort()[:_FEW_FILES].tolist())
+        return sorted(self.arrays["paths_crcs"].argsort()[:20].tolist())
 
     def find_missing_files(self) -> Sequence[Finding]:
         few = self._few
@@ -345,7 +343,7 @@ class ImageFiles(EncodedImages):
         stem, ending = os.path.splitext(name)
         if os.path.isfile(self.root / (stem + ending.swapcase())):
             fix = f"write {ending.swapcase()} in place of {ending}"
-        counted = min(len(self), _MOST_COUNTED)
+        counted = min(len(self), 100_000)
         missing = sum(not os.path.isfile(self.name(index)) for index in range(counted))
         text = f"{path} is not a file in {self.root} ({missing:,} of {counted:,} are none)"
         return [Unavailable(f"{self.location(few[0])}: {text}; {fix}")]

@@ -95,12 +95,15 @@ class Source:
                 raise UserError(note or f"-split test: {self.data.data_path} has no test images; choose another split")
             return split
         if split == "all" and "all" not in self.splits:
-            fix = "give one of them, or a folder to -predict"
-            raise UserError(f"-split all: {self.data.dataset} comes in splits; {fix}")
+            raise UserError(
+                f"-split all: {self.data.dataset} comes in splits; give one of them, or a folder to -predict"
+            )
         name = self.uncut or split
         if name not in self.splits:
-            problem = f"has no split {split}, only {', '.join(self.splits)}"
-            raise UserError(f"{self.data.data_path}: {problem}; add it, or choose another split")
+            raise UserError(
+                f"{self.data.data_path}: has no split {split}, only {', '.join(self.splits)}; "
+                "add it, or choose another split"
+            )
         return name
 
     def split_to_evaluate(self) -> str:
@@ -144,8 +147,10 @@ def source_class(dataset: str) -> type[Source]:
     if dataset not in DATA_SETS:
         hint = did_you_mean(TORCHVISION + dataset.removeprefix(TORCHVISION), DATA_SETS, 0.95)
         names = [name for name in DATA_SETS if not name.startswith(TORCHVISION)]
-        known = f"{', '.join(names)}, and {TORCHVISION}NAME as in docs/data.md"
-        raise UserError(f"DATA.DATASET: unknown data set {dataset[:80]}{hint} (known: {known})")
+        raise UserError(
+            f"DATA.DATASET: unknown data set {dataset[:80]}{hint} (known: "
+            f"{', '.join(names)}, and {TORCHVISION}NAME as in docs/data.md)"
+        )
     require(f"DATA.DATASET {dataset}", *_PACKAGES.get(dataset, ()))
     source = "sources.sets.torchvision_sets:TorchvisionSet" if DATA_SETS[dataset].torchvision else _SOURCES[dataset]
     return cast(type[Source], resolve_name(f"datasets.{source}"))

@@ -24,12 +24,6 @@ from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_nfc
 from utils.notes import Note
 
 DEFAULT_VAL_FRACTION = 0.1
-_MAX_NAMED = 3  # groups in the log
-_UNEVEN = 1.5  # the largest fold / the mean one
-_NO_LIST = (
-    "the figures may be too high: the checkpoint has no list of held-out images, and was trained on images to evaluate "
-    "if images were added or removed, or DATA.SPLIT_SEED or DATA.VAL_FRACTION was changed, since then"
-)
 
 
 @dataclass(frozen=True)
@@ -296,7 +290,11 @@ def _changes(
 ) -> list[Note]:
     """Warnings of held-out images that the data lack now, and of images that the run was trained on: `seen`."""
     if known.held_out is None:
-        return [Note("warning", _NO_LIST)]
+        text = (
+            "the figures may be too high: the checkpoint has no list of held-out images, and was trained on images to "
+            "evaluate if images were added or removed, or DATA.SPLIT_SEED or DATA.VAL_FRACTION was changed, since then"
+        )
+        return [Note("warning", text)]
     notes = []
     held_out = _hashes_of(known.held_out)
     missing = np.count_nonzero(~np.isin(held_out, hashes))
@@ -425,7 +423,7 @@ def _warn_of_large_part(groups: PackedStrings, fold_of: np.ndarray, folds: int) 
     sizes = np.bincount(fold_of)
     largest, part, limit = sizes[0], "the held-out part", 0.5
     if folds:
-        largest, part, limit = sizes.max(), f"the largest of {folds} folds", _UNEVEN / folds
+        largest, part, limit = sizes.max(), f"the largest of {folds} folds", 1.5 / folds
     if largest <= limit * len(fold_of):
         return []
     ((name, count),) = Counter(groups).most_common(1)
@@ -436,6 +434,6 @@ def _warn_of_large_part(groups: PackedStrings, fold_of: np.ndarray, folds: int) 
 def _describe_split(units: PackedStrings, is_val: np.ndarray) -> Note:
     """The number of units that are held out, and their names. units: the unit of each image. is_val: bool (N,)."""
     held_out = sorted({units[index] for index in np.flatnonzero(is_val).tolist()})
-    names = list_names(held_out, _MAX_NAMED)
+    names = list_names(held_out, 3)
     images = f"{is_val.sum()} of {len(is_val)} images"
     return Note("log", f"{len(held_out)} of {len(set(units))} groups are held out ({names}), {images}")

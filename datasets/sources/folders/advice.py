@@ -34,20 +34,16 @@ from utils.errors import UserError
 from utils.files import open_regular_file
 from utils.notes import Note
 
-_PLACES = ("..", "../meta", "../labels", "../val")
 _TABLES = (".csv", ".tsv", JSON_LINES, TEXT_LIST)
 _FROM_JSON = "docs/data.md#labels-in-json makes a table"
-_WITHOUT_LABELS = re.compile(r"\.json$|(split|partition).*\.txt$")  # numbers of splits: CelebA's
 _ANY = "latin-1"  # reads any file: the labels are compared, not used
 _PART_BYTES = 16384  # four parts of a table: whether it names the images
-_MAX_FILES = 20  # in a folder; more are of single images
 # Text before the last number of a name, cat.0.jpg, great_pyrenees_12.jpg, cat (3).jpg; the first field, lamp.x1y.jpg
 _IN_NAMES = (
     *(rf"(.+){number}\.\w+$" for number in (r"_\d+", r"\.\d+", r"-\d+", r" \(?\d+\)?")),
     r"([^/\d]*[^\W\d_])\d+\.\w+$",
     *(rf"([^/{mark}]+){mark}[^/]+\.\w+$" for mark in (r"\.", "_", "-")),
 )
-_AFTER_FOLDER = re.compile(r"([^/]+)/\1[^/]*$")  # x_87_48/x_87_48_B01.tif
 _LABELS = re.compile(r" *[|;] *|(?<=\d)[, ]+(?=\d)")  # between several of an image
 _MAX_SHOWN = 3  # folders
 _MAX_NAMES = 4  # classes, and numbers in names of files
@@ -56,11 +52,11 @@ _MAX_NAMES = 4  # classes, and numbers in names of files
 def files_beside(root: Path) -> list[Path]:
     """The tables, lists and .json files in `root`, in the folders in it, and near it."""
     found = []
-    for name in ("", *_PLACES, *FoundFiles(root).top()[0]):
+    for name in ("", "..", "../meta", "../labels", "../val", *FoundFiles(root).top()[0]):
         folder = Path(os.path.normpath(root / name))
         with suppress(OSError):
             files = [folder / file for file in list_directory(folder)[1] if file.lower().endswith((*_TABLES, ".json"))]
-            found += files if len(files) <= _MAX_FILES else []
+            found += files if len(files) <= 20 else []  # more are of single images
     return found
 
 
@@ -135,7 +131,8 @@ class TableBeside(NamedTuple):
 
 def tables_beside(root: Path, folder: Path, paths: Sequence[str] | PackedStrings) -> Iterator[TableBeside]:
     """The tables in or beside `root` with labels of most of the images `paths`, which are relative to `folder`."""
-    files = [file for file in files_beside(root) if not _WITHOUT_LABELS.search(file.name)]
+    of_splits = re.compile(r"\.json$|(split|partition).*\.txt$")  # CelebA's numbers of splits are no labels
+    files = [file for file in files_beside(root) if not of_splits.search(file.name)]
     stems = set(map(_stem, paths)) if files else set()
     seen = list[Images]()
     known = Images()
@@ -407,5 +404,5 @@ def _expressions(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:
     for expression in _IN_NAMES:
         if all(re.search(r"[^\W\d_]", label_in(expression, path)) for path in paths):
             yield expression, -1
-    if not all(map(_AFTER_FOLDER.search, paths)):
+    if not all(re.search(r"([^/]+)/\1[^/]*$", path) for path in paths):  # x_87_48/x_87_48_B01.tif
         yield from ((rf"(?:^|/)(?:[^/_]+_){{{number}}}(0|[1-9]\d{{0,2}})_", -1) for number in range(4))

@@ -36,8 +36,10 @@ def by_split(root: Path, paths: Sequence[str]) -> tuple[int, dict[str, list[str]
             if not all(words.values()) or len(set(words.values())) < len(words) or "train" not in words.values():
                 shown = list_names(sorted(words.keys() - {""}), _MAX_SHOWN)
                 fix = "give the folder of one as -data_path, or name them so; if none is a split:"
-                problem = f"which of the folders {shown} is train, val or test"
-                raise UserError(f"{root}: {problem}? Then {fix} -opts DATA.CLASS_FOLDERS=true")
+                raise UserError(
+                    f"{root}: which of the folders {shown} is train, val or test? "
+                    f"Then {fix} -opts DATA.CLASS_FOLDERS=true"
+                )
             found = {word: list[str]() for word in words.values()}
             for path, name in zip(paths, names, strict=True):
                 found[words[name]].append(path)

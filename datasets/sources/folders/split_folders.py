@@ -31,7 +31,6 @@ _PART = re.compile(
     r"slide|plate|well|scan|series|session|item)s?(?![a-z])"
 )
 _CLASS = re.compile("(?i)class|categor|label|type|grade|stage|level")
-_IN_LETTER = re.compile(r"(.)/\1")
 _ALL_IMAGES = re.compile("(?i)(all|jpe?g|original|png|raw)?[ _-]*(images?|imgs?)")
 _MAX_SHOWN = 3  # folders and names in an error
 
@@ -94,7 +93,7 @@ def _as_variants(levels: Levels, listing: ImageFiles) -> str | None:
 
 def _as_letters(levels: Levels, listing: ImageFiles) -> str | None:
     """The first letters of the folders in them, as of SUN397 and Places365: a/abbey, c/church/indoor."""
-    if listing.sizes and all(map(_IN_LETTER.match, listing.sizes)):
+    if listing.sizes and all(re.match(r"(.)/\1", folder) for folder in listing.sizes):
         return "the folders are letters; to read those in them, -opts 'DATA.LABELS=(?:^|/)[^/]/([^/]+)/(?:([^/]+)/)?'"
     return None
 
@@ -311,8 +310,10 @@ class ImageFolders(Source):
         super().__init__(wanted)
         data = self.data
         if data.image_root:
-            fix = "give the folder of the images as -data_path, or -opts DATA.IMAGE_ROOT=null"
-            raise UserError(f"DATA.IMAGE_ROOT is for lists and tables, but {self.root} is read as folders; {fix}")
+            raise UserError(
+                f"DATA.IMAGE_ROOT is for lists and tables, but {self.root} is read as folders; "
+                "give the folder of the images as -data_path, or -opts DATA.IMAGE_ROOT=null"
+            )
         self._found: SplitFolders | LabelledPaths
         if data.labels:
             self._found = LabelledPaths(data, data.labels)

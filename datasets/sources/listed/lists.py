@@ -31,17 +31,10 @@ from datasets.sources.tables.rows import Rows, table_rows
 from utils.errors import Unavailable, UserError
 from utils.notes import Note
 
-_SEPARATORS = ("|", ";", ",")
 _WHOLE_NUMBER = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")  # also 3.0, as pandas writes a column with gaps
 _NUMBERS = re.compile(r"[\[( ]*\d+([\s,;|]+\d+)+[\]) ]*")  # several in a target
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")  # float() reads the names nan and inf, too
-_LEADING_ZERO = re.compile(r"0\d+$")  # 007 is a text, as in the names of folders
-_NO_NAMES = ("nan", "-1")  # as programs write a label that lacks
 METADATA = ("metadata.csv", "metadata.jsonl", "_classes.csv")  # of Hugging Face's imagefolder, and of Roboflow
-_NO_LABEL = "has no label; fill it in, or read the others with -dataset=csv -opts"
-_CUT = "has fewer fields than the header, and the file ends in it: is it cut off? Write the rest, or end the line"
-_NO_NUMBER = "does not end with a class number; write a path, a space and a number from 0"
-_MANY = 10  # images, which are hardly all of class 0
 
 
 @dataclass(eq=False)
@@ -88,8 +81,10 @@ class Tables(Source):
         if not found:
             if not data.multi_label and any(root.glob("[!.]*/")):
                 more = " -opts DATA.IMAGE_ROOT=null" if data.image_root else ""
-                fix = f"give the file of another table, or for class folders -dataset=folder{more}"
-                raise UserError(f"{root}: has no table train.csv or val.csv; {fix}")
+                raise UserError(
+                    f"{root}: has no table train.csv or val.csv; "
+                    f"give the file of another table, or for class folders -dataset=folder{more}"
+                )
             found = files  # the error names a file that is not there
         return {split: open_for(file, data) for split, file in found.items()}
 
@@ -121,7 +116,7 @@ class Tables(Source):
         first = next(iter(rows.target_ids), ())
         if not labels or (table.label_kind == "number" and not first):  # perhaps the number of a path is no label
             return without_labels(table.file, "no row of the split test has a label")
-        unknown = "-1|0" if len(rows.lines) >= _MANY else "-1"
+        unknown = "-1|0" if len(rows.lines) >= 10 else "-1"  # so many are hardly all of class 0
         if len(labels) == 1 and re.fullmatch(rf"({unknown})(\.0*)?", labels.pop()):
             return without_labels(table.file, "all labels of the split test are 0 or -1, as of images without labels")
         return True, None
@@ -137,8 +132,10 @@ class Lists(Tables):
         root = self.root
         needed = "a folder with train/ and val/, or with train_list.txt and val_list.txt"
         if root.is_file():
-            tables = f"a table ({', '.join(TABLE_SUFFIXES)}): docs/data.md#labels-in-json makes one of JSON"
-            raise UserError(f"{root}: is a file; give {needed}, or {tables}")
+            raise UserError(
+                f"{root}: is a file; give {needed}, or "
+                f"a table ({', '.join(TABLE_SUFFIXES)}): docs/data.md#labels-in-json makes one of JSON"
+            )
         if not any(root.glob("*")):  # perhaps a disk that is not mounted yet
             problem = "is empty" if root.is_dir() else "no such folder"
             raise Unavailable(f"{root}: {problem}; give class folders, {needed} (-data_path)")
@@ -207,13 +204,15 @@ def read_table(part: Part, train_part: Part, wanted: Wanted) -> ImageFiles:
         of_ids = multi_hot(rows.target_ids if train_rows.classes else names_of, label_of, len(class_names))
         no_label = ""
         if table.cut_line:  # the image of such a row would have no labels
-            findings.append(f"{rows.place(table.cut_line)}: {_CUT}")
+            problem_of_end = "has fewer fields than the header, and the file ends in it: is it cut off?"
+            findings.append(f"{rows.place(table.cut_line)}: {problem_of_end} Write the rest, or end the line")
     else:
         of_ids = np.array([(*labels, -1)[0] for labels in labels_of], np.int64)
         changes = {} if train_rows.classes else {"cells": {"": None}}
-        no_label = f"{_NO_LABEL} {columns_option(data, changes, several=not changes)}"
+        option = columns_option(data, changes, several=not changes)
+        no_label = f"has no label; fill it in, or read the others with -dataset=csv -opts {option}"
         if kind == "number":
-            no_label = _NO_NUMBER
+            no_label = "does not end with a class number; write a path, a space and a number from 0"
     findings += _find_wrong_labels(rows, names_of, labels_of, problem, no_label)
     if not rows.target_ids and not findings:
         findings.append(f"{rows.file}: lists no images; add one line per image")
@@ -230,7 +229,7 @@ def _reader_of_labels(train_rows: Rows, rows: Rows, multi_label: bool) -> Callab
     if train_rows.classes:
         return known_labels
     texts = ["\n".join(chain.from_iterable(one.target_ids)) for one in (train_rows, rows)]
-    separator = next((mark for text in texts for mark in _SEPARATORS if mark in text), None)
+    separator = next((mark for text in texts for mark in "|;," if mark in text), None)
     return lambda target: split_labels("".join(target), separator)
 
 
@@ -241,7 +240,7 @@ def known_labels(target: Iterable[str]) -> list[str]:
 
 def _notes_on_names(file: Path, names: Sequence[str]) -> list[Note]:
     notes = []
-    if odd := [name for name in names if name.lower() in _NO_NAMES]:
+    if odd := [name for name in names if name.lower() in ("nan", "-1")]:  # as programs write a label that lacks
         fix = "if it is no label, empty its cells or remove its rows"
         notes.append(Note("warning", f"{list_names(odd)} is trained as a class; {fix}: {file}"))
     words = {word for name in names for word in re.split(r"[,\s]+", name)}
@@ -293,8 +292,10 @@ def refuse_several_labels(rows: Rows, data: Data) -> None:
         if len(target) > 1 or is_marked or are_known or is_list or _NUMBERS.fullmatch(text):
             line = rows.lines[rows.row_target_ids.index(target_id)]
             option = columns_option(data, {}, several=True)
-            fix = f"-dataset=csv -opts {option} trains with several, or write one per image"
-            raise UserError(f"{rows.file}:{line}: target {shorten(text)} has several labels; {fix}")
+            raise UserError(
+                f"{rows.file}:{line}: target {shorten(text)} has several labels; "
+                f"-dataset=csv -opts {option} trains with several, or write one per image"
+            )
 
 
 def _find_classes(
@@ -335,7 +336,7 @@ def _positions(names: Iterable[str]) -> dict[str, int]:
 
 
 def _are_numbers(names: Collection[str], wanted: Wanted) -> bool:
-    if wanted.may_name_by_number and any(map(_LEADING_ZERO.match, names)):
+    if wanted.may_name_by_number and any(re.fullmatch(r"0\d+", name) for name in names):  # as 007, of folders
         return False
     each = [_NUMBER.fullmatch(name) is not None for name in names]
     return 2 * sum(each) >= len(each)

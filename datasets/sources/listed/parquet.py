@@ -29,7 +29,6 @@ from utils.files import file_state
 from utils.notes import Note
 
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")  # of the hub: train-00000-of-00002.parquet
-_MAX_DEPTH = 3
 _CACHE_BYTES = 1 << 28  # of decoded row groups in a process, at least one
 _FIX = "download it again"
 # Arrow's names of types: of columns of images, and of text or numbers.
@@ -37,8 +36,6 @@ _IMAGES = re.compile(
     r"(dictionary<values=)?((large_)?binary(_view)?|fixed_size_binary)\b.*|struct<([^<>]*, )?bytes: (large_)?binary\b.*"
 )
 _FLAT = re.compile(r"(dictionary<values=)?((large_)?string(_view)?|u?int\d+|(half)?float|double|decimal\d+|bool)\b.*")
-_SPLIT_OF_CARD = re.compile(r"\bsplit: *['\"]?(?!train\b)\w")  # in the YAML of the hub's README.md
-_NULL = "__HIVE_DEFAULT_PARTITION__"
 _lock = threading.Lock()  # threads that read a row group wait for the first one
 
 
@@ -46,7 +43,7 @@ def parquet_files(root: Path) -> list[Path]:
     """The parquet files in a folder, where the hub has them."""
     found = []
     folders = [root]
-    for _ in range(_MAX_DEPTH):
+    for _ in range(3):
         inner = []
         for folder in folders:
             with suppress(OSError):
@@ -64,16 +61,17 @@ class Parquet(Tables):
         root = self.root
         folder = root.parent
         by_split = {"all": [root]}
-        card = ""
+        card_file = root / "README.md"
+        with _named_errors(card_file):
+            card = card_file.read_text("utf-8", "replace") if card_file.is_file() else ""
         if root.is_dir():
             folder = root
-            card = _text_of(root / "README.md")
             by_split = _files_of_splits(root, card)
         if self.data.groups:
             raise UserError("DATA.GROUPS: is not read from parquet files; save the images as files with a table")
         tables = {split: ParquetTable(folder, files, self.data) for split, files in by_split.items()}
         if "class_label:" in card:
-            text = f"{root}/README.md: its names of classes are not read: the files have the labels"
+            text = f"{card_file}: its names of classes are not read: the files have the labels"
             for table in tables.values():
                 if not table.classes:
                     table.notes.append(Note("screen", text))
@@ -109,14 +107,16 @@ def _files_of_splits(root: Path, card: str) -> dict[str, list[Path]]:
         by_split.pop("all", None)
     for split, files in by_split.items():
         if len(names[split]) > 1 or (has_splits and split == "all"):
-            fix = f"name the files of one as train-00000-of-00001{PARQUET}"
-            raise UserError(f"{files[0]}: its split is not clear; {fix}")
+            raise UserError(
+                f"{files[0]}: its split is not clear; name the files of one as train-00000-of-00001{PARQUET}"
+            )
         shard = _SHARD.fullmatch(files[0].stem)
         if shard and len(files) < int(shard[3]):
             raise UserError(f"{files[0]}: {len(files)} of its {int(shard[3])} files are here; download the others, too")
-    if not has_splits and _SPLIT_OF_CARD.search(card):
-        fix = f"name the files as train-00000-of-00001{PARQUET}, or remove it"
-        raise UserError(f"{root}/README.md: its splits are not read; {fix}")
+    if not has_splits and re.search(r"\bsplit: *['\"]?(?!train\b)\w", card):  # in its YAML
+        raise UserError(
+            f"{root}/README.md: its splits are not read; name the files as train-00000-of-00001{PARQUET}, or remove it"
+        )
     return by_split
 
 
@@ -156,13 +156,8 @@ def _places_of(root: Path) -> list[tuple[Path, str, str]]:
 def _partition_of(root: Path, file: Path) -> dict[str, str]:
     """The keys and values in the names of Hive's folders: label=Cat/0.parquet; '' for a null."""
     parts = (part.partition("=") for part in file.relative_to(root).parts[:-1])
-    return {key: "" if value == _NULL else unquote(value) for key, sign, value in parts if sign}
-
-
-def _text_of(card: Path) -> str:
-    """The text of the hub's README.md, '' without one."""
-    with _named_errors(card):
-        return card.read_text("utf-8", "replace") if card.is_file() else ""
+    null = "__HIVE_DEFAULT_PARTITION__"
+    return {key: "" if value == null else unquote(value) for key, sign, value in parts if sign}
 
 
 class ParquetTable(Table):

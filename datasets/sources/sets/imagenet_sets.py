@@ -56,8 +56,9 @@ class ImageNetReal(ImageNetFolders):
                 row[labels_of[name]] = 1
         except (AssertionError, KeyError):
             fix = "give all images that the labels are of, ILSVRC2012_val_00000001.JPEG and so on"
-            problem = f"ReaL labels of other images than the {len(names)} of {listing.root}"
-            raise UserError(f"{file or 'timm'}: {problem}; {fix}") from None
+            raise UserError(
+                f"{file or 'timm'}: ReaL labels of other images than the {len(names)} of {listing.root}; {fix}"
+            ) from None
         except (ValueError, TypeError, IndexError) as error:
             raise UserError(f"{file}: is not a list of lists of labels ({error}); download it again") from None
         labelled = targets.any(axis=1)
@@ -79,8 +80,10 @@ def class_mask(dataset: str, class_names: Sequence[str]) -> np.ndarray:
     """Tells which classes of a model a set has, bool (classes,); raises UserError if it has none of them."""
     mask = np.isin(class_names, _ids_in(dataset))
     if not mask.any():
-        fix = "give weights of ImageNet, with 1000 classes, or more of timm's subsets"
-        raise UserError(f"-dataset={dataset}: the classes of the model are not ImageNet's; {fix}")
+        raise UserError(
+            f"-dataset={dataset}: the classes of the model are not ImageNet's; "
+            "give weights of ImageNet, with 1000 classes, or more of timm's subsets"
+        )
     return mask
 
 

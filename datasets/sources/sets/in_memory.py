@@ -12,8 +12,6 @@ from datasets.sources.shared_arrays import PackedStrings, StringPacker
 from datasets.sources.source import Source
 from utils.errors import UserError
 
-_DIGITS_VAL_FRACTION = 0.2
-
 
 class ImageArray(Samples):
     """Images in an array, uint8 (N, 1 or 3, H, W). The workers of a rank map one file with them."""
@@ -71,7 +69,7 @@ class Digits(Source):
 
         bunch = load_digits()
         images = np.round(bunch.images[:, None] * (255 / 16)).astype(np.uint8)
-        fraction = self.data.val_fraction or _DIGITS_VAL_FRACTION
+        fraction = self.data.val_fraction or 0.2
         seed = self.data.split_seed
         splitter = StratifiedShuffleSplit(1, test_size=fraction, random_state=seed)
         if self.data.folds:

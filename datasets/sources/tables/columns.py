@@ -25,10 +25,6 @@ from datasets.sources.tables.files import FOLDERS, Layout, Table, first_folder
 from utils.errors import UserError
 from utils.notes import Note
 
-_MAX_DISTINCT = 30  # values of a column that are compared
-_MAX_TRIED = 200  # rows that show the folder
-_MAX_PLACES = 20  # folders beside a table
-_MAX_IN_PLACES = 10  # rows whose images are looked for in each of these folders
 # Names of columns, in lower case without signs; names of the second kind count if there is none of the first kind.
 _PATHS = (
     re.compile("(image|img|file|rel|relative)*paths?|(image|img|file)+names?|(image|img)*files?|images?|imgs?"),
@@ -53,14 +49,12 @@ _NO_LABEL = re.compile(  # of a person, a place, a device, an image
     "weight|height|width|size|depth|date|time|year|month|day|fold|(sub)?set|split|part|partition|location|locali[sz]ation|region|country|"
     "city|view.*|orientation|side|laterality|format|source|license|url|quality|count|index|unnamed.*)?"
 )
-_OF_THIS_PROGRAM = {"probability_1", "label_probability"}  # columns of predictions and of suspect labels
 _MAYBE_SPLITS = {"dataset", "fold", "phase", "usage", "mode", "part", "stage"}
 _SPLIT_FLAG = re.compile("(?:is)?(train|val|test)(?:ing|id|idation)?(?:image|img|sample|set|split)?")
 Values = Mapping[str, Collection[str]]  # of each column
 _NAME_OF_SPLITS = re.compile(
     rf"{_SPLIT_FLAG.pattern}|(data|train|val|test)*(split|partition)s?(name|id|set|type)?\d*|(sub)?set"
 )
-_NO_NAME = re.compile(r"(Unnamed: \d+)?")  # pandas' index
 Split = tuple[str | None, Mapping[str, str]]  # `Layout.split` and `split_of`
 _SPLIT_WORDS = {**SPLIT_NAMES, "dev": "val", "eval": "val", "evaluation": "val"}
 
@@ -74,8 +68,10 @@ def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
     if table.layout:
         return table.layout
     if _lacks_header(table):
-        fix = "write the names of the columns above it, such as image_path and target"
-        raise UserError(f"{table.file}:1: has no header, but the row {shorten(table.header)}; {fix}")
+        raise UserError(
+            f"{table.file}:1: has no header, but the row {shorten(table.header)}; "
+            "write the names of the columns above it, such as image_path and target"
+        )
     find = _columns_to_predict if predicts else _columns_to_read
     table.layout = find(table, data, dict[Any, Any](table.columns) | data.given_columns)
     return table.layout
@@ -115,7 +111,8 @@ def _columns_to_read(table: Table, data: Data, given: Columns) -> Layout:
     labels = list[str]()
     is_one_hot = False
     if needs_labels:
-        rest = [name for name in others if name != split and not _NO_NAME.fullmatch(name)]
+        index = re.compile(r"(Unnamed: \d+)?")  # of pandas
+        rest = [name for name in others if name != split and not index.fullmatch(name)]
         labels, is_one_hot = _find_labels(named, given.get("label"), paths, rest, values)
         if "Confidence" in rest and values["Confidence"] == {"0", "1"}:  # Open Images
             raise UserError(f"{table.file}:1: 0 in Confidence says that an image lacks the label; remove these rows")
@@ -140,7 +137,7 @@ def _values_of(table: Table, paths: Sequence[str]) -> dict[str, set[str]]:
     for _, cells in table:
         cells[FOLDERS] = first_folder(cells.get([*paths, FOLDERS][0], ""))
         for name, text in cells.items():
-            if len(values[name]) <= _MAX_DISTINCT:
+            if len(values[name]) <= 30:  # more are not compared
                 values[name].add(text)
     return values
 
@@ -174,7 +171,7 @@ def likely_columns(
     header = table.header
     values = _values_of(table, [])
     paths = _path_columns(header, values, stems)
-    if not paths or not _OF_THIS_PROGRAM.isdisjoint(header):
+    if not paths or "probability_1" in header or "label_probability" in header:  # predictions, suspect labels
         return [], False
     path = with_folder(table, paths[0])
     others = [name for name in names or header if name != paths[0] and not _has_objects(values[name])]
@@ -203,9 +200,9 @@ def with_folder(table: Table, name: str) -> str:
     These folders are beside the table, or in a folder beside it.
     """
     root = table.file.parent
-    places = [root, *islice(root.glob("*/"), _MAX_PLACES)]
-    for number, (_, cells) in enumerate(islice(table, _MAX_TRIED)):
-        tried = places if number < _MAX_IN_PLACES else [root]  # a server's disk answers a thousand times a second
+    places = [root, *islice(root.glob("*/"), 20)]
+    for number, (_, cells) in enumerate(islice(table, 200)):
+        tried = places if number < 10 else [root]  # a server's disk answers a thousand times a second
         for folder in filter(cells.get, table.header):
             path = f"{cells[folder]}/{cells[name]}".replace("\\", "/")
             if folder and any(os.path.isfile(f"{place}/{path}") for place in tried):

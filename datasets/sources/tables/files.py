@@ -29,8 +29,6 @@ FOLDERS = "the first folders of the paths"  # in place of a column of splits
 _SEPARATORS = ",;\t|"  # spreadsheets write semicolons where the comma is the decimal sign
 _INVISIBLE = " \u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # of web pages and spreadsheets
 _LABELLED = re.compile(r"(.*\S)\s+([0-9]+(?:\.0*)?)")  # a line of a list
-_TOO_WIDE = "has more fields than the header; quote a path that contains a separator"
-_FOR_EXCEL = re.compile(r"\"?sep=(.)\"?\s*")  # the first line may name the separator
 Cells = dict[str, str]  # the text in each column of a row
 Lines = Iterator[tuple[int, Cells]]  # the number of a line, and its row
 
@@ -117,8 +115,10 @@ class Table:
         """Raises UserError for a column that the table lacks."""
         lost = [name for name in names if name not in self.header]
         if lost:
-            problem = f"has no column {list_names(lost)}; it has {list_names(self.header)}{self.unread}"
-            raise UserError(f"{self.file}:1: {problem}; correct DATA.COLUMNS or DATA.GROUPS")
+            raise UserError(
+                f"{self.file}:1: has no column {list_names(lost)}; it has {list_names(self.header)}{self.unread}; "
+                "correct DATA.COLUMNS or DATA.GROUPS"
+            )
 
     def column(self, name: str) -> Iterator[str]:
         return (cells[name] for _, cells in self)
@@ -149,8 +149,10 @@ def _find_encoding(file: Path, given: str | None) -> str:
         with contextlib.suppress(UnicodeError):
             if not any("\0" in line for line in read_lines(file, encoding, "strict")):
                 return encoding
-    problem = f"{file}: is not text in {given or 'UTF-8'}"
-    raise UserError(f"{problem}; name its encoding, such as -opts DATA.ENCODING=cp1252; save a workbook as CSV")
+    raise UserError(
+        f"{file}: is not text in {given or 'UTF-8'}; "
+        "name its encoding, such as -opts DATA.ENCODING=cp1252; save a workbook as CSV"
+    )
 
 
 class CsvTable(Table):
@@ -162,7 +164,7 @@ class CsvTable(Table):
         super().__init__(file)
         self._encoding = encoding
         first = next(read_lines(file, encoding), "")
-        marked = _FOR_EXCEL.fullmatch(first)
+        marked = re.fullmatch(r"\"?sep=(.)\"?\s*", first)  # for Excel
         self._for_excel = marked and first
         self._separator = marked[1] if marked else max(_SEPARATORS, key=first.count)
         names = next(self._lines(), (0, list[str]()))[1]
@@ -188,7 +190,8 @@ class CsvTable(Table):
                 if len(row) < width and not self._line.endswith("\n"):
                     self.cut_line = reader.line_num
                 if len(row) > width:
-                    self.mistakes[reader.line_num] = _TOO_WIDE
+                    problem = "has more fields than the header; quote a path that contains a separator"
+                    self.mistakes[reader.line_num] = problem
                 else:  # spreadsheets leave out the separators of empty cells at the end
                     yield reader.line_num, [*texts, *[""] * (width - len(row))]
         except csv.Error as error:  # the lines after it cannot be parsed reliably
@@ -209,9 +212,12 @@ class JsonLines(Table):
 
     def __iter__(self) -> Lines:
         for line, record in self._objects():
-            values = ((name, record.get(name)) for name in self.header)
-            texts = ((name, one[0] if isinstance(one, list) and len(one) == 1 else one) for name, one in values)
-            yield line, {name: "" if one is None else _clean(str(one)) for name, one in texts}
+            cells = dict.fromkeys(self.header, "")
+            for name, value in record.items():
+                (one,) = value if isinstance(value, list) and len(value) == 1 else [value]
+                if one is not None:
+                    cells[name] = _clean(str(one))
+            yield line, cells
 
     def _objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """The JSON object of each line."""

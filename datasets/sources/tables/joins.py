@@ -20,7 +20,6 @@ from utils.errors import UserError
 from utils.notes import Counts, Note, Reason
 
 MEDIA = "media.csv"
-_PROFILE = re.compile(r'"profile"\s*:\s*"[^"]*camtrap-dp/1\.')
 
 
 class JoinedTable(Table):
@@ -101,7 +100,8 @@ def _merged(rows: Sequence[Cells]) -> Cells:
 def is_camera_package(folder: Path) -> bool:
     """Whether a folder is a Camera Trap Data Package of version 1 (https://camtrap-dp.tdwg.org)."""
     file = folder / "datapackage.json"
-    return file.is_file() and _PROFILE.search("".join(read_lines(file))) is not None
+    profile = r'"profile"\s*:\s*"[^"]*camtrap-dp/1\.'
+    return file.is_file() and re.search(profile, "".join(read_lines(file))) is not None
 
 
 def _open_package(media: Table, observations: Table, data: Data) -> Table:
@@ -179,5 +179,6 @@ def _seconds(time: str) -> float:
     try:
         return datetime.fromisoformat(time).timestamp()
     except (ValueError, OverflowError) as error:
-        problem = f"{shorten(time)} is no time of media or observations"
-        raise UserError(f"Camtrap DP: {problem}; write it as 2024-05-01T10:00:00Z") from error
+        raise UserError(
+            f"Camtrap DP: {shorten(time)} is no time of media or observations; write it as 2024-05-01T10:00:00Z"
+        ) from error

@@ -89,8 +89,7 @@ class Rows:
         if self.labels:
             label = label_in(self.labels, path)
             if not label:
-                problem = f"DATA.LABELS {shorten(self.labels)} does not match {shorten(path)}"
-                self.add_finding(line, f"{problem}; correct it")
+                self.add_finding(line, f"DATA.LABELS {shorten(self.labels)} does not match {shorten(path)}; correct it")
                 return
             target = [label]
         self.paths.add(path)
@@ -201,8 +200,10 @@ def _find_images(
         return root, by_name, [Note("log", f"{file}: the images are in {root}, found by their names")]
     in_columns = with_folder(table, column)
     if in_columns != column:
-        problem = f"{file}: {shorten(sample[0])} is no file, but paths of two columns are"
-        raise UserError(f"{problem}; -opts {columns_option(data, {'path': in_columns})}")
+        raise UserError(
+            f"{file}: {shorten(sample[0])} is no file, but paths of two columns are; "
+            f"-opts {columns_option(data, {'path': in_columns})}"
+        )
     text = f"no image of {file} is found in {root}, nor by a unique name in its folders; set DATA.IMAGE_ROOT"
     return file.parent, {}, [Note("warning", text)]
 
