@@ -16,7 +16,7 @@ from warnings import catch_warnings
 import torch
 from torch import nn
 
-from configs.schema.families.family import Family, Rename, renames_in
+from configs.schema.families.family import Family, Renames, renames_in
 from configs.schema.families.registry import FAMILIES
 from configs.schema.model import Model
 from configs.yaml_io import format_value
@@ -101,9 +101,9 @@ def _to_timm_layout(name: str, tensor: torch.Tensor) -> torch.Tensor:
 _REGNET = Family(
     timm="regnety_160",
     arguments=lambda options, data: {},
-    renames=[
-        (r"^stages\.(\d)\.blocks\.(\d+)\.", lambda match: f"s{int(match[1]) + 1}.b{int(match[2]) + 1}."),
-        *renames_in(r"""
+    renames={
+        r"^stages\.(\d)\.blocks\.(\d+)\.": lambda match: f"s{int(match[1]) + 1}.b{int(match[2]) + 1}.",
+        **renames_in(r"""
 ^stem\.0\. stem.conv.
 ^stem\.1\. stem.bn.
 \.conv(\d)\. .conv\1.conv.
@@ -112,9 +112,9 @@ _REGNET = Family(
 \.se\.conv(\d)_1x1\. .se.fc\1.
 ^head\.2\. head.fc.
 """),
-    ],
+    },
 )
-_STATISTICS = ((r"\._mean$", ".running_mean"), (r"\._variance$", ".running_var"))
+_STATISTICS = {r"\._mean$": ".running_mean", r"\._variance$": ".running_var"}
 
 
 def paddle_to_timm(file: Path, options: Model, model: nn.Module, state: State) -> tuple[State, list[Note]]:
@@ -143,7 +143,7 @@ def paddle_to_timm(file: Path, options: Model, model: nn.Module, state: State) -
 
 def _from_paddlevit(family: Family, options: Model, model: nn.Module, state: State) -> tuple[State, list[str]]:
     """The tensors with the names and the layout of `model`, and the names that it does not have."""
-    renames = (*_STATISTICS, *(family.renames(options) if callable(family.renames) else family.renames))
+    renames = {**_STATISTICS, **(family.renames(options) if callable(family.renames) else family.renames)}
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     own = model.state_dict()
     result: State = {}
@@ -190,8 +190,8 @@ def _split(name: str, family: Family) -> list[str]:
     return [name]
 
 
-def _renamed(name: str, renames: Iterable[Rename]) -> str:
-    for pattern, replacement in renames:
+def _renamed(name: str, renames: Renames) -> str:
+    for pattern, replacement in renames.items():
         name = re.sub(pattern, replacement, name)
     return name
 

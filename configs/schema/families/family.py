@@ -66,14 +66,14 @@ class TransformersModel(Model):  # type: ignore[no-redef]
     kwargs: Values | None = optional("its config.json, which -model=hf:ORG/NAME or local-dir:FOLDER reads")
 
 
-# A regular expression and its replacement, for the names of tensors.
-Rename = tuple[str, str | Callable[[re.Match[str]], str]]
+# Regular expressions and their replacements, for the names of tensors.
+Renames = Mapping[str, str | Callable[[re.Match[str]], str]]
 
 
-def renames_in(table: str) -> list[Rename]:
+def renames_in(table: str) -> Renames:
     """The renames in lines 'EXPRESSION REPLACEMENT', of which the latter may be empty."""
     lines = [line.partition(" ") for line in table.strip().splitlines()]
-    return [(expression, replacement) for expression, _, replacement in lines]
+    return {expression: replacement for expression, _, replacement in lines}
 
 
 # timm's arguments for DROPOUT of PaddleViT's transformers.
@@ -151,7 +151,7 @@ class Family:
     train: Values = field(default_factory=dict)
     timm: str | Callable[[Any], str] | None = None
     teacher_distils: bool = False
-    renames: Sequence[Rename] | Callable[[Any], Sequence[Rename]] = ()
+    renames: Renames | Callable[[Any], Renames] = field(default_factory=dict)
     split: Mapping[str, Sequence[str]] = field(default_factory=dict)
     dropped: Sequence[str] = ()
     norm_eps: Mapping[str, float] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 attention: MLP-Mixer, ResMLP, gMLP, ConvMixer.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
@@ -17,7 +17,7 @@ from configs.schema.families.family import (
     QKV_BIAS,
     Family,
     PlainTransformer,
-    Rename,
+    Renames,
     arguments,
     per_stage,
     renames_in,
@@ -103,7 +103,7 @@ class CaiT(PlainTransformer):
         arguments=_transformer("init_values depth_token_only", mlp_ratio_token_only="mlp_ratio"),
         droppath=0.1,
         train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996},
-        renames=[(r"^patch_embed\.patch_embed\.", "patch_embed.proj.")],
+        renames={r"^patch_embed\.patch_embed\.": "patch_embed.proj."},
     )
 
 
@@ -125,7 +125,7 @@ class XCiT(PlainTransformer):
         droppath=0.1,
         train={"END_LR": 1e-5},
         teacher_distils=True,
-        renames=[(r"^pos_embeder\.", "pos_embed.")],
+        renames={r"^pos_embeder\.": "pos_embed."},
         split={r"(cls_attn_blocks\.\d+\.attn\.)qkv(\..*)": ("q", "k", "v")},
     )
 
@@ -169,7 +169,7 @@ class CrossViT(Model):
         arguments=_crossvit_arguments,
         droppath=0.1,
         train={"END_LR": 1e-5},
-        renames=[(r"^(pos_embed|cls_token)\.(\d)$", r"\1_\2"), (r"\.attn\.out\.", ".attn.proj.")],
+        renames={r"^(pos_embed|cls_token)\.(\d)$": r"\1_\2", r"\.attn\.out\.": ".attn.proj."},
         norm_eps={r"blocks\.\d+\.revert_projs\.\d+\.0": 1e-5},
     )
 
@@ -241,7 +241,7 @@ class Mixer(Model):
         data=HALF,
         droppath=0.1,
         train=_MLP_TRAINING,
-        renames=[(r"^patch_embed\.patch_embed\.", "stem.proj."), (r"^mixer_layers\.", "blocks.")],
+        renames={r"^patch_embed\.patch_embed\.": "stem.proj.", r"^mixer_layers\.": "blocks."},
     )
 
 
@@ -279,9 +279,9 @@ class Convolutions(Section):
     activation: Literal["GELU", "ReLU"] = option("GELU", "activation function")
 
 
-def _convmixer_renames(model: "ConvMixer") -> Sequence[Rename]:
+def _convmixer_renames(model: "ConvMixer") -> Renames:
     head = model.cnn.depth + 5  # PaddleViT numbers the stem, the blocks, the pooling and the head together
-    return [(rf"^{head}\.", "head."), (r"^([0-2])\.", r"stem.\1."), (r"^(\d+)\.", shifted("blocks.", ".", by=-3))]
+    return {rf"^{head}\.": "head.", r"^([0-2])\.": r"stem.\1.", r"^(\d+)\.": shifted("blocks.", ".", by=-3)}
 
 
 class ConvMixer(Model):

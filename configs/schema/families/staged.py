@@ -3,7 +3,7 @@ timm's ByobNet HaloNet, MobileOne, MobileViT.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from math import lcm
 from typing import Annotated, Literal
@@ -15,7 +15,7 @@ from configs.schema.families.family import (
     MOBILE_TRAINING,
     QKV_BIAS,
     Family,
-    Rename,
+    Renames,
     arguments,
     per_stage,
     shifted,
@@ -69,13 +69,13 @@ class Swin(Model):
         data={"CROP_PCT": 0.9},
         droppath=0.1,
         train={"WARMUP_EPOCHS": 20, "WARMUP_START_LR": 5e-7, "END_LR": 5e-6, "GRAD_CLIP": 5.0},
-        renames=[
-            (r"^patch_embedding\.patch_embed\.", "patch_embed.proj."),
-            (r"^patch_embedding\.norm\.", "patch_embed.norm."),
-            (r"^stages\.(\d+)\.downsample\.", shifted("layers.", ".downsample.", by=1)),
-            (r"^stages\.", "layers."),
-            (r"^fc\.", "head.fc."),
-        ],
+        renames={
+            r"^patch_embedding\.patch_embed\.": "patch_embed.proj.",
+            r"^patch_embedding\.norm\.": "patch_embed.norm.",
+            r"^stages\.(\d+)\.downsample\.": shifted("layers.", ".downsample.", by=1),
+            r"^stages\.": "layers.",
+            r"^fc\.": "head.fc.",
+        },
         dropped=[r".*\.relative_position_index", r".*\.attn_mask"],
     )
 
@@ -104,15 +104,15 @@ class PVTv2(Model):
         ),
         droppath=0.1,
         train={"END_LR": 1e-5},
-        renames=[
-            (r"^patch_embedding1\.patch_embed\.", "patch_embed.proj."),
-            (r"^patch_embedding1\.norm\.", "patch_embed.norm."),
-            (r"^patch_embedding(\d)\.patch_embed\.", shifted("stages.", ".downsample.proj.", by=-1)),
-            (r"^patch_embedding(\d)\.norm\.", shifted("stages.", ".downsample.norm.", by=-1)),
-            (r"^block(\d)\.", shifted("stages.", ".blocks.", by=-1)),
-            (r"^norm(\d)\.", shifted("stages.", ".norm.", by=-1)),
-            (r"\.dwconv\.dwconv\.", ".dwconv."),
-        ],
+        renames={
+            r"^patch_embedding1\.patch_embed\.": "patch_embed.proj.",
+            r"^patch_embedding1\.norm\.": "patch_embed.norm.",
+            r"^patch_embedding(\d)\.patch_embed\.": shifted("stages.", ".downsample.proj.", by=-1),
+            r"^patch_embedding(\d)\.norm\.": shifted("stages.", ".downsample.norm.", by=-1),
+            r"^block(\d)\.": shifted("stages.", ".blocks.", by=-1),
+            r"^norm(\d)\.": shifted("stages.", ".norm.", by=-1),
+            r"\.dwconv\.dwconv\.": ".dwconv.",
+        },
         norm_eps={r"(.*\.)?norm[12]?": 1e-6},
     )
 
@@ -136,11 +136,11 @@ class PiT(Model):
         ),
         droppath=0.1,
         train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996},
-        renames=[(r"^pools\.(\d+)\.", shifted("transformers.", ".pool.", by=1))],
+        renames={r"^pools\.(\d+)\.": shifted("transformers.", ".pool.", by=1)},
     )
 
 
-def _levit_renames(model: "LeViT") -> Sequence[Rename]:
+def _levit_renames(model: "LeViT") -> Renames:
     modules = list[str]()
     for stage, depth in enumerate(model.depth):
         if stage:
@@ -156,14 +156,14 @@ def _levit_renames(model: "LeViT") -> Sequence[Rename]:
         is_downsample = ".downsample." in modules[index]
         return modules[index].format("attn_downsample" if is_downsample and part == "attn" else part)
 
-    return [
-        (r"^patch_embed\.(\d+)\.conv\.", lambda match: f"stem.conv{int(match[1]) // 2 + 1}.linear."),
-        (r"^patch_embed\.(\d+)\.norm\.", lambda match: f"stem.conv{int(match[1]) // 2 + 1}.bn."),
-        (r"^blocks\.(\d+)\.(attn|mlp)\b", block),
-        (r"\.norm\.", ".bn."),
-        (r"\.attn_biases$", ".attention_biases"),
-        (r"\.(proj|q)\.1\.", r".\1.ln."),
-    ]
+    return {
+        r"^patch_embed\.(\d+)\.conv\.": lambda match: f"stem.conv{int(match[1]) // 2 + 1}.linear.",
+        r"^patch_embed\.(\d+)\.norm\.": lambda match: f"stem.conv{int(match[1]) // 2 + 1}.bn.",
+        r"^blocks\.(\d+)\.(attn|mlp)\b": block,
+        r"\.norm\.": ".bn.",
+        r"\.attn_biases$": ".attention_biases",
+        r"\.(proj|q)\.1\.": r".\1.ln.",
+    }
 
 
 _LEVIT_TRAINING = {
@@ -210,11 +210,11 @@ class CoaT(Model):
             "img_size embed_dims serial_depths parallel_depth mlp_ratios qkv_bias", dropout="proj_drop_rate"
         ),
         train={"WARMUP_EPOCHS": 20, "BASE_LR": 4e-3, "END_LR": 1e-5, "MODEL_EMA": True},
-        renames=[
-            (r"^(patch_embed|cls_token|cpe|crpe)s\.(\d)", lambda match: f"{match[1]}{int(match[2]) + 1}"),
-            (r"^(patch_embed\d)\.patch_embed\.", r"\1.proj."),
-            (r"^serial_blocks\.(\d)\.", shifted("serial_blocks", ".", by=1)),
-        ],
+        renames={
+            r"^(patch_embed|cls_token|cpe|crpe)s\.(\d)": lambda match: f"{match[1]}{int(match[2]) + 1}",
+            r"^(patch_embed\d)\.patch_embed\.": r"\1.proj.",
+            r"^serial_blocks\.(\d)\.": shifted("serial_blocks", ".", by=1),
+        },
     )
 
 
@@ -248,11 +248,11 @@ class VOLO(Model):
             dropout="pos_drop_rate",
         ),
         train={"WARMUP_EPOCHS": 3, "BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 128},
-        renames=[
-            (r"^patch_embed\.stem\.", "patch_embed.conv."),
-            (r"^model\.", "network."),
-            (r"^post_model\.", "post_network."),
-        ],
+        renames={
+            r"^patch_embed\.stem\.": "patch_embed.conv.",
+            r"^model\.": "network.",
+            r"^post_model\.": "post_network.",
+        },
     )
 
 
@@ -287,14 +287,14 @@ class PoolFormer(Model):
     family = Family(
         arguments=arguments(depths="layers", dims="embed_dims", layer_scale_init_values="layer_scale_init_value"),
         train={"BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 1024},
-        renames=[
-            (r"^patch_embed\.proj\.", "stem.conv."),
-            (r"^network\.(\d+)\.proj\.", lambda match: f"stages.{(int(match[1]) + 1) // 2}.downsample.conv."),
-            (r"^network\.(\d+)\.(\d+)\.", lambda match: f"stages.{int(match[1]) // 2}.blocks.{match[2]}."),
-            (r"\.layer_scale_(\d)$", r".layer_scale\1.scale"),
-            (r"^norm\.", "head.norm."),
-            (r"^head\.(weight|bias)$", r"head.fc.\1"),
-        ],
+        renames={
+            r"^patch_embed\.proj\.": "stem.conv.",
+            r"^network\.(\d+)\.proj\.": lambda match: f"stages.{(int(match[1]) + 1) // 2}.downsample.conv.",
+            r"^network\.(\d+)\.(\d+)\.": lambda match: f"stages.{int(match[1]) // 2}.blocks.{match[2]}.",
+            r"\.layer_scale_(\d)$": r".layer_scale\1.scale",
+            r"^norm\.": "head.norm.",
+            r"^head\.(weight|bias)$": r"head.fc.\1",
+        },
     )
 
 
@@ -369,13 +369,13 @@ class HaloNet(Model):
         ),
         data={"IMAGE_SIZE": 256, "CROP_PCT": 0.95},
         train=_HALONET_TRAINING,
-        renames=[
-            (r"^stage(\d)\.blocks\.", shifted("stages.", ".", by=-1)),
-            (r"\.creat_shortcut\.", ".shortcut."),
-            (r"\.pos_embed\.rel_(height|width)$", r".pos_embed.\1_rel"),
-            (r"\.post_attn\.bn\.", ".post_attn."),
-            (r"^classifier\.1\.", "head.fc."),
-        ],
+        renames={
+            r"^stage(\d)\.blocks\.": shifted("stages.", ".", by=-1),
+            r"\.creat_shortcut\.": ".shortcut.",
+            r"\.pos_embed\.rel_(height|width)$": r".pos_embed.\1_rel",
+            r"\.post_attn\.bn\.": ".post_attn.",
+            r"^classifier\.1\.": "head.fc.",
+        },
     )
 
 
@@ -424,13 +424,13 @@ class MobileOne(Model):
     family = Family(
         arguments=arguments("widths strides num_branches use_se", depths="num_blocks"),
         train=MOBILE_TRAINING,
-        renames=[
-            (rf"^stages\.(\d+)\.(\d+)\.({'|'.join(_PARTS)})\.", _mobileone_block),
-            (r"\.attn\.reduce\.", ".attn.fc1."),
-            (r"\.attn\.expand\.", ".attn.fc2."),
-            (r"\.norm\.", ".bn."),
-            (r"^fc\.", "head.fc."),
-        ],
+        renames={
+            rf"^stages\.(\d+)\.(\d+)\.({'|'.join(_PARTS)})\.": _mobileone_block,
+            r"\.attn\.reduce\.": ".attn.fc1.",
+            r"\.attn\.expand\.": ".attn.fc2.",
+            r"\.norm\.": ".bn.",
+            r"^fc\.": "head.fc.",
+        },
     )
 
 
@@ -457,22 +457,19 @@ class MobileViT(Model):
         arguments=arguments("dims", transformer_dims="hidden_dims"),
         data={"CROP_PCT": 0.9},
         train=MOBILE_TRAINING,
-        renames=[
-            (
-                r"^mv2_block_([1-7])\.conv\.([0-3])\.",
-                lambda match: f"stages.{_RESIDUALS[match[1]]}.{_LAYERS[match[2]]}.",
-            ),
-            (r"^mvit_block_(\d)\.", shifted("stages.", ".1.", by=1)),
-            (r"^(stages\.\d\.1)\.transformer\.norm\.", r"\1.norm_."),
-            (r"\.transformer\.layers\.", ".transformer."),
-            (r"\.attn_norm\.", ".norm1."),
-            (r"\.mlp_norm\.", ".norm2."),
-            (r"^(stages\.\d\.1)\.conv([1-4])\.", lambda match: f"{match[1]}.{_CONVOLUTIONS[match[2]]}."),
-            (r"^conv3x3\.", "stem."),
-            (r"^conv1x1\.", "final_conv."),
-            (r"^linear\.", "head.fc."),
-            (r"\.norm\.", ".bn."),
-            (r"\.norm_\.", ".norm."),
-        ],
+        renames={
+            r"^mv2_block_([1-7])\.conv\.([0-3])\.": lambda match: f"stages.{_RESIDUALS[match[1]]}.{_LAYERS[match[2]]}.",
+            r"^mvit_block_(\d)\.": shifted("stages.", ".1.", by=1),
+            r"^(stages\.\d\.1)\.transformer\.norm\.": r"\1.norm_.",
+            r"\.transformer\.layers\.": ".transformer.",
+            r"\.attn_norm\.": ".norm1.",
+            r"\.mlp_norm\.": ".norm2.",
+            r"^(stages\.\d\.1)\.conv([1-4])\.": lambda match: f"{match[1]}.{_CONVOLUTIONS[match[2]]}.",
+            r"^conv3x3\.": "stem.",
+            r"^conv1x1\.": "final_conv.",
+            r"^linear\.": "head.fc.",
+            r"\.norm\.": ".bn.",
+            r"\.norm_\.": ".norm.",
+        },
         norm_eps={r"stages\.\d\.1\.norm": 1e-6},
     )
