@@ -92,7 +92,7 @@ def fold_batch_norms(model: nn.Module, images: torch.Tensor) -> nn.Module:
     if not any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules()):
         return model
     folded = copy.deepcopy(model)
-    source: dict[torch.Tensor, nn.Module] = {}
+    source = {}
     pairs: list[Any] = []
 
     def record(layer: nn.Module, inputs: Any, output: Any) -> None:

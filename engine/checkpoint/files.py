@@ -133,7 +133,7 @@ def find_checkpoint(
     """
 
     def search() -> FoundCheckpoint | None:
-        refused = list[UserError]()
+        refused = []
         for path in _search(resume, runs, best_first, locks):
             try:
                 state = load_checkpoint(path)

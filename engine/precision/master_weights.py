@@ -75,8 +75,8 @@ class MasterWeights:
         """Copies the half gradients, and in O3 the half weights, to the master model, before the optimizer's step."""
         if not self._master_parameters:
             return
-        targets = list[torch.Tensor]()
-        sources = list[torch.Tensor]()
+        targets = []
+        sources = []
         if not self.keep_master:
             self._values, values = _flat_views(self._compute_parameters, torch.float32)
             targets += values

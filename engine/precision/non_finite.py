@@ -36,9 +36,9 @@ def first_non_finite(
 
     `gathered`: `Strategy.gather_in_turn(model)`, if the model may be sharded.
     """
-    found = list[Origin]()
+    found = []
     finite_output_gradient: dict[nn.Module, bool] = {}
-    handles = list[Any]()
+    handles = []
 
     # Hooks on tensors: full backward hooks of modules fail if an activation works in place.
     def after_forward(path: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
@@ -71,7 +71,7 @@ def first_non_finite(
 
     for path, module in model.named_modules():
         handles.append(module.register_forward_hook(partial(after_forward, path)))
-    hooked = set[torch.Tensor]()
+    hooked = set()
     for _ in gathered:
         # The parameters that are not hooked yet, and that this rank holds as a whole.
         for path, module in model.named_modules():

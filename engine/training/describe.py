@@ -96,7 +96,7 @@ def notes_on_optimizer(optimizer: torch.optim.Optimizer, peak_lr: float, train: 
 
 def notes_on_batches(layout: EpochLayout) -> list[Note]:
     """The images of the incomplete last batch, on the screen if they are over a tenth; DATA.GLOBAL_BATCH_SIZE."""
-    notes = list[Note]()
+    notes = []
     if layout.left_out:
         text = f"of {layout.samples:,} images fill no batch: each epoch leaves out as many, others each time"
         kind: Literal["screen", "log"] = "screen" if 10 * layout.left_out > layout.samples else "log"

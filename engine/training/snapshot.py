@@ -216,7 +216,7 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
 def _remarks_on_resume(state: TrainState, found: FoundCheckpoint, changed: dict[str, tuple[Any, Any]]) -> list[str]:
     """What the options of this start change in the run, and what they cannot."""
     epoch = found.state["epoch"]
-    remarks = list[str]()
+    remarks = []
     other_batch = state.layout.changed_global_batch(found.state)
     if other_batch:
         remarks.append(other_batch)

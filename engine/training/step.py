@@ -124,7 +124,7 @@ def train_steps(
         if state.average:
             state.average.set_step(step)
         precision.weights.save_batch_stats()
-        sums: list[BatchSums] = []
+        sums = []
 
         for micro_step in range(window):
             with record_function(Phase.DATA_WAIT):

@@ -64,7 +64,7 @@ def summarize_names(names: Iterable[Any], limit: int = 3) -> str:
 
 def google_to_timm(state: State) -> State:
     """The ViT of vit_jax or big_vision, also with stacked blocks -> timm's. In other names '/' becomes '.'."""
-    result: State = {}
+    result = {}
     unstacked: State = {}
     for name, tensor in state.items():
         if name.startswith("Transformer/encoderblock/"):  # big_vision may stack all blocks along the first axis
@@ -147,7 +147,7 @@ def _from_paddlevit(family: Family, options: Model, model: nn.Module, state: Sta
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     own = model.state_dict()
     result: State = {}
-    biases: State = {}
+    biases = {}
     unknown = []
     for name, tensor in state.items():
         if _matches(family.dropped, name):
