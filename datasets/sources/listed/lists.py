@@ -6,7 +6,7 @@ Legend: N images, C classes.
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,7 +65,7 @@ class Tables(Source):
             listing.notes += suggest_groups(listing, self.data, parts[split].table, self.uncut is not None)
         return listing
 
-    def find(self) -> dict[str, Table]:
+    def find(self) -> Mapping[str, Table]:
         """The table of each split, or of 'all'; raises UserError if there is none."""
         root = self.root
         data = self.data

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 from urllib.parse import unquote
 
 import numpy as np
@@ -57,7 +57,7 @@ def parquet_files(root: Path) -> list[Path]:
 class Parquet(Tables):
     """The parquet files in DATA_PATH: train-00000-of-00002.parquet, test/0.parquet; or files without splits."""
 
-    def find(self) -> dict[str, Table]:
+    def find(self) -> dict[str, "ParquetTable"]:
         root = self.root
         folder = root.parent
         by_split = {"all": [root]}
@@ -75,15 +75,15 @@ class Parquet(Tables):
             for table in tables.values():
                 if not table.classes:
                     table.notes.append(Note("screen", text))
-        return {**tables}
+        return tables
 
     def read(self, split: str) -> ImageFiles:
-        tables = [cast(ParquetTable, part.table) for part in (self.splits[split], *self.splits.values())]
+        tables: list[Any] = [part.table for part in (self.splits[split], *self.splits.values())]
         return ParquetImages(super().read(split), tables, self.data.shuffle_shards)
 
     def read_unlabelled(self) -> ImageFiles:
         """All images of a file, with the label 0; raises UserError for a folder of splits."""
-        table, *others = cast(dict[str, ParquetTable], self.find()).values()
+        table, *others = self.find().values()
         if others:
             raise UserError(f"{self.root}: has several splits; give a file, such as -predict {table.file}")
         paths = StringPacker(table.column(table.columns["path"]))
