@@ -63,7 +63,7 @@ class Metric:
         return "undefined" if math.isnan(value) else f"{value:.2f}{unit}"
 
 
-METRICS: dict[str, Metric] = {
+METRICS = {
     metric.name: metric
     for metric in (
         Metric("loss", "loss", lambda results: results.mean_loss, None, sign=-1, log_name="Loss"),

@@ -188,7 +188,7 @@ def _of_torchvision(policy: str, interpolation: str) -> _Operation:
     from torchvision.transforms import InterpolationMode, autoaugment
 
     name, _, magnitude = policy.partition("-m")
-    policies: dict[str, Callable[..., Any]] = {
+    policies = {
         "tv_ra": partial(autoaugment.RandAugment, magnitude=int(magnitude or 9)),
         "tv_augmix": partial(autoaugment.AugMix, severity=int(magnitude or 3)),
         "tv_imagenet": partial(autoaugment.AutoAugment, autoaugment.AutoAugmentPolicy.IMAGENET),

@@ -4,7 +4,7 @@ images and logits of another program. Legend: N images, C channels, S pixels on 
 import argparse
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,9 +39,8 @@ RELATIVE = 1e-5  # of logits, of the largest one: what float32 rounds away
 MIN_SPREAD = 100  # of the logits of a class over the images, in limits: with less, the limit proves nothing
 NUM_IMAGES = 32
 
-Writer = Callable[[nn.Module, TrainedModel, Path], None]  # of the model, its description, and the path to write
-Reader = Callable[[TrainedModel, Path], Forward]  # of the path, as the readers of the format do it
-_PROGRAMS: dict[str, tuple[Writer, Reader]] = {
+# A writer of the model, its description, and the path; a reader of the description and the path, as users read it.
+_PROGRAMS = {
     "safetensors": (files.write_safetensors, lambda trained, path: trained.build(path)),
     "hf": (files.write_hf, files.load_hf),
     "onnx": (files.write_onnx, files.load_onnx),

@@ -19,7 +19,7 @@ from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.multiprocessing import PContext, SignalException, start_processes
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-_started: list[PContext] = []  # the ranks of this host, after a restart the new ones
+_started = []  # the ranks of this host, after a restart the new ones
 
 
 def main(argv: list[str]) -> int:
