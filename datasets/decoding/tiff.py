@@ -24,7 +24,7 @@ class TiffHeader:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.head = file.read(16)
-        self.page: Page = next(self._pages(), {})
+        self.page = next(self._pages(), {})
 
     def __getitem__(self, tag: str) -> set[int]:
         """The different values of a tag of the first page, such as one for each band; 1 if it is missing."""

@@ -157,7 +157,7 @@ class RemoteFiles:
         self.can_list = of_bucket is not None
         try:
             if of_bucket is None:
-                self.store: Any = HTTPStore(root, **options)
+                self.store = HTTPStore(root, **options)
             else:
                 bucket, _, prefix = rest.partition("/")
                 self.store = of_bucket(bucket, prefix=prefix or None, **options)

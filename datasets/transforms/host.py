@@ -339,7 +339,7 @@ class HostTransform:
 def build_host_transform(data: Data, train: Train, seed: int) -> HostTransform:
     """The host transform of training images."""
     drawing = [one for one in device_operations(data, train) if isinstance(one, RandomDeviceOperation)]
-    operations: list[_ImageOperation] = [partial(random_flip, -1, data.hflip_prob)]  # after the crop, in their order
+    operations = [partial(random_flip, -1, data.hflip_prob)]  # after the crop, in their order
     if data.vflip_prob:
         operations.append(partial(random_flip, -2, data.vflip_prob))
     if policies := build_policies(data, train):
