@@ -89,7 +89,7 @@ def _find_jpeg_decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:
 _decode_jpeg = _find_jpeg_decoder()
 
 
-@dataclass(eq=False)
+@dataclass
 class LazyImage:
     """An opened image: its pixels, torch.uint8 (C, H, W), read-only; and the warning of its decoder so far."""
 

@@ -80,7 +80,7 @@ class BadImageList:
         self._listed |= rows.keys()
 
 
-@dataclass(eq=False)
+@dataclass
 class BatchReader(Dataset[Batch | UserError]):
     """Keys -> one `Batch`, read by a worker.
 

@@ -201,7 +201,7 @@ def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterato
     return limited_batches()
 
 
-@dataclass(eq=False)
+@dataclass
 class _WorkerWait:
     """Every wait for a message of a worker: a batch, or the answer of one that starts again.
 

@@ -65,7 +65,7 @@ def chunks_of(file: BinaryIO) -> Iterator[bytes]:
         yield from iter(partial(file.read, _CHUNK_BYTES), b"")
 
 
-@dataclass(eq=False)
+@dataclass
 class Archive:
     """A tar archive, read once from its start to its end: the file that `tarfile` reads, and its members.
 

@@ -53,7 +53,7 @@ def cache_folder(cache_dir: str | None) -> Path:
     return Path(cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ampvit")
 
 
-@dataclass(eq=False)
+@dataclass
 class ShardCache:
     """Shards of `store` in `folder`, at most `max_bytes` in all. Threads may share it, and it can be pickled."""
 
@@ -155,7 +155,7 @@ class ShardCache:
             logging.getLogger(RUN_LOG).warning(f"{to_single_line(problem)} (the cache of shards in {self.folder})")
 
 
-@dataclass(eq=False)
+@dataclass
 class ReadAhead:
     """The batches of a sampler. Before each one, threads begin to download its shards and the next ones into a cache.
 
@@ -200,7 +200,7 @@ def _download(cache: ShardCache, shard: Shard, keep: Collection[Shard]) -> float
     return time.monotonic() + _RETRY_SECONDS
 
 
-@dataclass(eq=False)
+@dataclass
 class ShardReader:
     """Reads ranges of shards. Each process that receives a pickled reader opens files and connections itself.
 

@@ -212,7 +212,7 @@ class RemoteFiles:
         return found, map(bytes, result.stream(min_chunk_size=_CHUNK_BYTES))
 
 
-@dataclass(eq=False)
+@dataclass
 class ShardStore:
     """Reads files below `root`, a local folder or a URL; threads may share it, and it can be pickled.
 

@@ -298,7 +298,7 @@ def random_flip(axis: int, probability: float, image: torch.Tensor, rng: random.
     return image.flip(axis) if rng.random() < probability else image
 
 
-@dataclass(eq=False)
+@dataclass
 class HostTransform:
     """A crop and operations on one image; it also draws the random parameters of the device operations.
 
