@@ -131,7 +131,6 @@ class Predictions:
         table, *self._objects = (files.enter_context(open_atomically(path)) for path in paths)
         table.write("\ufeff" * self.options.excel)  # a byte order mark, for spreadsheets
         self._table = table
-        self._starts = csv.writer(table, lineterminator=",")
         self._rows = csv.writer(table, lineterminator="\n")
         self._rows.writerow(map(safe_cell, self._header(self._num_ranks)))
 
@@ -177,10 +176,8 @@ class Predictions:
         if self.options.top_k or error:
             self._rows.writerow(self._cells(image, self._num_ranks))
             return
-        most, comma, last = self._of_all_classes(labels, probabilities).rpartition(",")
-        self._starts.writerow([safe_cell(path)])
-        self._table.write(most + comma)
-        self._rows.writerow([last, *map(safe_cell, texts.values())])
+        row = table_text([safe_cell(path), "\0", *map(safe_cell, texts.values())], ())  # "\0" is in no path
+        self._table.write(row.replace("\0", self._of_all_classes(labels, probabilities), 1))
 
     def _of_all_classes(self, labels: np.ndarray, probabilities: np.ndarray) -> str:
         """The probability of each class, in the order of the labels."""

@@ -7,11 +7,9 @@ the model.
 """
 
 import errno
-import io
 import json
 import logging
 import shutil
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -104,16 +102,15 @@ def write_onnx(model: nn.Module, trained: TrainedModel, path: Path) -> None:
         raise UserError(f"-format onnx: the weights have {size:,} bytes, a file at most 2 GiB; use torch_export")
     program = _export_program(model, trained)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with redirect_stdout(io.StringIO()):  # progress of each step
-        exported = torch.onnx.export(
-            program,
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=["images"],
-            output_names=["logits"],
-            dynamic_shapes=({0: "batch"},),  # the name of the axis: torch forgets the program's
-            external_data=False,
-        )
+    exported = torch.onnx.export(
+        program,
+        dynamo=True,
+        opset_version=OPSET,
+        input_names=["images"],
+        output_names=["logits"],
+        dynamic_shapes=({0: "batch"},),  # the name of the axis: torch forgets the program's
+        verbose=False,
+    )
     exported.model.metadata_props.update(trained.metadata())
     exported.save(str(path), external_data=False)
 
