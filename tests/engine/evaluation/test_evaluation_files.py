@@ -316,9 +316,10 @@ def test_the_word_of_a_decision_is_the_name_of_no_class(make, tmp_path):
     labels = {row["label"] for row in read_rows(tmp_path / "predictions.csv")} - {""}
     assert labels == {"unknown (no class) (no class)"}
     assert "'unknown (no class) (no class)'" in line
-    point = OperatingPoint(name="ill", label=0, specificity=0.9, threshold=0.0)
+    point = OperatingPoint(name="ill", label=0, specificity=0.9, threshold=0.0, group_threshold=1.0)
     options = Prediction("photos", 2, None, False, False, None)
     made = Predictions(tmp_path, Noise(["a.jpg"]), ["ill", "not ill", "unclear"], options, None, point)
+    assert "ill of each image from p 0.5 on, for 90% specificity" in made.lines[0]  # there are no groups
     scores = np.full((1, 3), -1, np.float32)
     made.write(
         [SampleResults(np.zeros(1, int), np.zeros((1, 1), int), np.ones((1, 1)), np.zeros(1), scores=scores)], CPU

@@ -214,6 +214,7 @@ def test_other_data_with_some_equal_names_are_no_difference():
     assert not differences(before, [row._replace(split="val") for row in before])
     assert "2 image(s)" in trained_on(before, [row._replace(split="val", path="y") for row in before[:2]])[0]
     assert not trained_on([row._replace(sha256="") for row in before], [Row("val", "y", "a", "", "")])
+    assert not trained_on(before, before)  # who evaluates the training images asked for them
 
 
 def test_a_damaged_list_is_none(tmp_path):
