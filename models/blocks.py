@@ -160,7 +160,7 @@ class FeatureModel(nn.Module):
         # Replaced, not called: the model's own forward pass casts the inputs of listed ops.
         self.model.forward_head = partial(forward_head, pre_logits=True)
         try:
-            features: torch.Tensor = self.model(images)
+            features = self.model(images)
         finally:
             del self.model.forward_head  # not the method of the class
             if replaced:

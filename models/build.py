@@ -264,7 +264,7 @@ def _size_that_fits(
     model: nn.Module, options: Model, data: Data, purpose: Purpose, weights_size: tuple[int, int] | None
 ) -> str:
     """-image_size of the weights, or of timm's, if they fit the model at that size; '' if they fit at neither."""
-    published: Any = getattr(model, "default_cfg", None) or {}
+    published = getattr(model, "default_cfg", None) or {}
     for size in (weights_size, tuple(published.get("input_size", ()))[1:]):
         if not size or size == data.input_size:  # other errors do not read the weights again
             continue

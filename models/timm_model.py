@@ -97,7 +97,7 @@ def find_published(options: Model) -> dict[str, str]:
 
 def published_on_hub(name: str) -> tuple[str, tuple[str, ...]]:
     """The repository with timm's weights of a model, and the names that their file may have; no names without one."""
-    published: Any = timm.get_pretrained_cfg(name)
+    published = timm.get_pretrained_cfg(name)
     if not published or not published.hf_hub_id:
         return "", ()
     return published.hf_hub_id, (published.hf_hub_filename,) if published.hf_hub_filename else WEIGHTS
@@ -138,7 +138,7 @@ def published_preprocessing(name: str) -> tuple[dict[str, Any], dict[str, Any], 
 
     Empty for a name that timm does not know: `build_timm` refuses it.
     """
-    published: Any = None
+    published = None
     with suppress(RuntimeError):  # an unknown tag
         published = timm.get_pretrained_cfg(name)
     if published is None:

@@ -44,7 +44,7 @@ _FILES: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 def _library() -> Any:
     require("MODEL.TYPE transformers", "transformers")
-    library: Any = importlib.import_module("transformers")
+    library = importlib.import_module("transformers")
     library.logging.set_verbosity_error()  # new heads are in our own log
     library.logging.disable_progress_bar()
     return library
@@ -137,7 +137,7 @@ def build_transformers(options: TransformersModel, data: Data) -> nn.Module:
         config.num_labels = options.num_logits
         vision.num_channels = data.image_channels
         own_rates = _set_rates(vision, options)
-        model: Any = auto.from_config(config, dtype=torch.float32)
+        model = auto.from_config(config, dtype=torch.float32)
         blocks, are_known = _blocks_of(model, config, vision)
         shapes = {(type(block), *(weight.shape for weight in block.parameters())) for block in blocks}
         is_uniform = len(shapes) == 1

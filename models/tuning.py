@@ -52,7 +52,7 @@ def _freeze_backbone(model: nn.Module) -> None:
 
 def _train_last_blocks(model: nn.Module, count: int, name: str) -> None:
     """Trains the head, the last `count` blocks and all after them, in the order of timm's `group_matcher`."""
-    get_matcher: Any = getattr(model, "group_matcher", None)
+    get_matcher = getattr(model, "group_matcher", None)
     if get_matcher is None:
         problem = f"{name} has no group_matcher, which defines its layers"
         raise UserError(f"MODEL.TUNE last:{count}: {problem}; use head or full")

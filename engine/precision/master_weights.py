@@ -24,7 +24,7 @@ def half_copy(model: nn.Module, half: torch.dtype, half_buffers: bool) -> nn.Mod
     """
     norms = [module for module in model.modules() if keeps_fp32_weights(module)]
     own = [one for norm in norms for one in (*norm.parameters(recurse=False), *norm.buffers(recurse=False))]
-    kept: dict[int, torch.Tensor] = {id(one): one for one in own}
+    kept = {id(one): one for one in own}
     memo = kept | {id(buffer): buffer for buffer in model.buffers()}
     for parameter in model.parameters():
         halved = nn.Parameter(parameter.detach().to(half), requires_grad=parameter.requires_grad)
@@ -33,7 +33,7 @@ def half_copy(model: nn.Module, half: torch.dtype, half_buffers: bool) -> nn.Mod
     def to_half(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(half) if tensor.is_floating_point() and id(tensor) not in kept else tensor
 
-    copied: nn.Module = copy.deepcopy(model, memo)
+    copied = copy.deepcopy(model, memo)
     if half_buffers:
         for module in copied.modules():
             if [*module.buffers(recurse=False)]:

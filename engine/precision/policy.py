@@ -287,7 +287,7 @@ class Precision:
         Call it once, before the model is copied or sharded.
         Raises UserError: a list entry names neither an op nor a module.
         """
-        listed: set[nn.Module] = set()
+        listed = set()
         if self.listed:
             options = self.options
             # Without autocast, the op that follows a listed op expects half.

@@ -157,8 +157,7 @@ def _balanced_weights(targets: np.ndarray, num_classes: int) -> torch.Tensor:
 
     counts = torch.from_numpy(np.bincount(targets, minlength=num_classes))
     _, balanced = compute_class_weights(counts, len(targets), method="inv_freq")
-    weights: torch.Tensor = balanced * (len(targets) / (balanced.double() @ counts.double())).float()
-    return weights
+    return balanced * (len(targets) / (balanced.double() @ counts.double())).float()
 
 
 def label_loss(config: Config, targets: np.ndarray | None, device: torch.device) -> Loss:

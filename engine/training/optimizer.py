@@ -86,7 +86,7 @@ def _known_name(chosen: Optimizer) -> str:
     if chosen.name in OPTIMIZERS:  # of a plugin: timm's table has no public function to add it (timm 1.0)
         own = OPTIMIZERS[chosen.name].code
         if name not in timm.optim.list_optimizers() and "_" not in name:
-            has: Any = {f"has_{k}": k in inspect.signature(own).parameters for k in ("eps", "momentum", "betas")}
+            has = {f"has_{k}": k in inspect.signature(own).parameters for k in ("eps", "momentum", "betas")}
             register_timm_optimizer(name, own, **has)
         elif "_" in name or timm.optim.get_optimizer_class(name, bind_defaults=False) is not own:
             raise UserError(f"TRAIN.OPTIMIZER.NAME {name}: is timm's, or has _, which timm does not read; rename it")

@@ -261,7 +261,7 @@ def match_classes(plan: Plan) -> HeadClasses:
         return HeadClasses()
     if record.class_names:
         names = rename_classes(record.class_names, data.rename)
-        rows: list[int] = map_labels(class_names, names, str(options.pretrained)).tolist()
+        rows = map_labels(class_names, names, str(options.pretrained)).tolist()
         kept = [name for name, row in zip(class_names, rows, strict=True) if row >= 0]
         new = [name for name, row in zip(class_names, rows, strict=True) if row < 0]
         rows += [-1] * (options.num_logits - len(rows))

@@ -194,7 +194,7 @@ class Trainer:
         progress = self.progress
         epochs_done = progress.epoch + 1
         self._plan_again(epochs_done)
-        evaluated: Evaluated | None = None
+        evaluated = None
         is_best = False
         if self._is_due(epochs_done, self.config.validate_freq):
             self._save_before_evaluation()
@@ -307,7 +307,7 @@ class Trainer:
         rank = metrics.metric.rank
         is_best = rank(metrics.values) > rank(position.best or {})
         is_last = epochs_done == num_epochs or (not is_best and position.stops_early(epochs_done))
-        raw: Metrics | None = None
+        raw = None
         if state.average and epochs_done and (self.config.eval_raw or is_last):
             raw, _ = self._evaluate(state.precision.weights.compute, f"{title}Raw weights, ")
             self.record.set_result(average_score=metrics.score, raw_score=raw.score)

@@ -126,7 +126,7 @@ def _without_second_networks(chosen: list[Candidate]) -> list[Candidate]:
 def find_candidates(weights: WeightsFile, model: nn.Module, options: Model) -> list[Candidate]:
     """The entries and prefixes that have tensors of the model. Raises UserError: none has a fourth of them."""
     own, body = model.state_dict(), body_names(model)
-    convert: Convert = partial(to_model_names, model)
+    convert = partial(to_model_names, model)
     if weights.kind == PADDLE:
         convert = partial(paddle_to_timm, weights.file, options, model)
     found = []

@@ -209,7 +209,7 @@ class Pairs:
         if "pos_embed" not in self.own.keys() & self.state.keys():
             return
         source, target = self.state["pos_embed"], self.own["pos_embed"]
-        patches: Any = getattr(self.model, "patch_embed", None)
+        patches = getattr(self.model, "patch_embed", None)
         grid = list(getattr(patches, "grid_size", None) or ())
         if source.ndim != 3 or not grid:
             return

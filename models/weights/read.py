@@ -95,9 +95,9 @@ class WeightsFile(Header):
     @cached_property
     def own_options(self) -> dict[str, Any]:
         """The sections of options in a checkpoint or export of this program; empty in a file of another one."""
-        parse: Callable[[str], Any] = json.loads if self.kind == SAFETENSORS else parse_value
+        parse = json.loads if self.kind == SAFETENSORS else parse_value
         with suppress(Exception):  # a file of another program has any content
-            options: dict[str, Any] = parse(self.entries[OPTIONS_ENTRY])
+            options = parse(self.entries[OPTIONS_ENTRY])
             if isinstance(options["MODEL"], dict) and isinstance(options["DATA"], dict):
                 return options
         return {}
