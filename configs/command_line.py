@@ -183,7 +183,7 @@ def _runs_of_sweep(folder: str | None) -> tuple[Path, ...]:
 
     Raises UserError: a run has not ended, perhaps not one epoch.
     """
-    newest = dict[str, Path]()
+    newest = {}
     if folder and os.path.isfile(Path(folder, SWEEP)):
         newest = {run_name(file.parent): file.parent for file in sorted(Path(folder).glob(f"[A-Z]*=*/{STATUS}"))}
     for run in newest.values():

@@ -127,7 +127,7 @@ def all_keys() -> list[Key]:
         for key in _keys(section, "MODEL."):
             if key not in shared:
                 own.setdefault(key, []).append(name)
-    parts = list[Key]()  # of plugins and of the loss asl; a loss or an optimizer also needs its NAME
+    parts = []  # of plugins and of the loss asl; a loss or an optimizer also needs its NAME
     for table in TABLES:
         for name, (_, options, _) in table.items():
             prefix = table.key if table.key.endswith("KWARGS") else f"{table.key}.{name}"

@@ -21,7 +21,7 @@ from configs.schema.section import MAX_NAME_CHARS
 from configs.versions import GONE_KEYS, WRITTEN_BY, refuse_newer
 from configs.weights import OF_EVERY_MODEL, architecture, read_entries, weight_options
 from configs.yaml_io import Values, format_value, parse_value, read_recipe, shorten
-from utils.errors import Finding, UserError, combine_findings, did_you_mean
+from utils.errors import UserError, combine_findings, did_you_mean
 from utils.files import read_json
 from utils.notes import STATUS
 
@@ -191,7 +191,7 @@ def add_recipe(table: OptionTable, path: Path) -> Values:
     Raises UserError for a file that is not allowed.
     """
     roots = [os.path.realpath(folder) for folder in (path.parent, ".")]
-    read = list[Path]()
+    read = []
 
     def add(path: Path, named_in: str) -> Values:
         read.append(path)
@@ -321,7 +321,7 @@ def _add_flags(table: OptionTable, flags: argparse.Namespace) -> None:
 
 def _add_options(table: OptionTable, options: Sequence[str], flag: str) -> None:
     """Adds KEY=VALUE of a flag. Raises UserError: a line for each mistake."""
-    mistakes = list[Finding]()
+    mistakes = []
     for option in options:
         key, equals, text = option.partition("=")
         try:

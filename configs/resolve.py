@@ -156,8 +156,8 @@ def old_keys_are_renamed(options: OptionTable) -> Iterator[Note]:
     unused: tuple[str, ...] = _UNUSED
     if options.get("TRAIN.LR_SCHEDULER.NAME") == "warmupcosine":  # PaddleViT's name
         unused += _OF_STEP_DECAY
-    removed = list[str]()
-    renamed = list[str]()
+    removed = []
+    renamed = []
     for key, row in list(options.rows.items()):
         present = _present_name(key, known)
         is_gone = evaluates and (key in GONE_KEYS or is_gone_value(key, row.value))

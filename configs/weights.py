@@ -267,7 +267,7 @@ def follow_weights(
     given: the dotted keys that the user wrote. as_published: an evaluation has the published test preprocessing.
     Raises UserError: the weights describe no model of this version; their preprocessing contradicts the given one.
     """
-    notes = list[Note]()
+    notes = []
     of_data = keys_of("DATA", given)
     of_model = keys_of("MODEL", given)
     model = options.model
@@ -305,7 +305,7 @@ def model_follows_weights(record: WeightsRecord, model: Model, given: Collection
 
 def split_follows_weights(record: WeightsRecord, data: Data, given: Set[str]) -> Data:
     """In an evaluation of the training data, the split is the training's; DATA.MULTI_LABEL is the training's, too."""
-    changes: Values = {}
+    changes = {}
     if record.is_of(data):
         keys = {"SPLIT_SEED"} - given
         if given.isdisjoint(("VAL_FRACTION", "FOLDS")):
@@ -345,8 +345,8 @@ def preprocessing_follows_weights(
     shows_published = as_published and not record.is_own and may_crop
     if data.resize != "crop" and not shows_published:
         data = data.changed(crop_pct=1.0)
-    differing: dict[str, Note] = {}
-    stated = list[str]()
+    differing = {}
+    stated = []
     for key, value in trained.items():
         if now[key] == value:
             continue

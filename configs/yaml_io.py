@@ -48,7 +48,7 @@ _RESOLVERS = (
 class _StrictLoader(yaml.SafeLoader):
     """Only its composer is used: PyYAML constructs no objects."""
 
-    yaml_implicit_resolvers: Values = {}  # noqa: RUF012  # an attribute of PyYAML, filled below
+    yaml_implicit_resolvers = {}  # noqa: RUF012  # an attribute of PyYAML, filled below
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -68,7 +68,7 @@ for _tag, _pattern, _first in _RESOLVERS:
 
 def write_yaml(values: Values) -> str:
     """The values as YAML text, from which `read_yaml` reads equal values. A long value is JSON in one line."""
-    long_values = list[Any]()
+    long_values = []
 
     def shortened(value: Any) -> Any:
         if isinstance(value, list | tuple | dict) and len(value) > _LONG_ITEMS:
@@ -148,7 +148,7 @@ def parse_value(text: str, key: str = "") -> Any:
 def _take_long_values(text: str) -> tuple[str, list[Any]]:
     """The text with a word for each line `KEY: VALUE` of long JSON, and these values: PyYAML needs a second for 10,000
     numbers."""
-    taken = list[Any]()
+    taken = []
 
     def take(line: re.Match[str]) -> str:
         options: Values = {"object_pairs_hook": _unique_keys}
@@ -229,7 +229,7 @@ def _construct(node: yaml.Node, section: str, lines: dict[str, int]) -> Any:
 
 
 def _construct_mapping(node: yaml.MappingNode, section: str, lines: dict[str, int]) -> Values:
-    values: Values = {}
+    values = {}
     for key_node, value_node in node.value:
         problem = ""
         key = key_node.value

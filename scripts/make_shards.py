@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
     data = recognize_dataset(data, without_gpu)
     wanted = Wanted(data, ("train", "val"), num_classes=_ANY_NUM_CLASSES, is_new=True, with_test=True)
     read = read_data(wanted, without_gpu)
-    splits = dict[str, EncodedImages]()
+    splits = {}
     for name, samples in read.splits.items():
         if not isinstance(samples, EncodedImages):
             raise UserError(f"-dataset {data.dataset}: has no image files; use it without shards")
@@ -157,7 +157,7 @@ class OrderedSplit:
             encoded = file.getvalue()
         kind = "PGM" if encoded.startswith(b"P5") else kind_of(encoded[:HEAD_BYTES]) or ""
         files = {_EXTENSIONS.get(kind, kind.lower()): encoded}
-        about: Values = {}
+        about = {}
         group = samples.groups[index] if samples.groups else ""
         if group:
             about[GROUP_KEY] = group

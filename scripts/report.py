@@ -104,8 +104,8 @@ def _write_comparison(folders: Sequence[Path], page: Path, is_shared: bool) -> t
 
     Raises UserError: none of the folders has a run.
     """
-    runs = list[RunContents]()
-    problems = list[str]()
+    runs = []
+    problems = []
     for folder in folders:
         try:
             runs.append(read_contents(folder))

@@ -95,8 +95,8 @@ def read_grid(sets: Sequence[str], others: list[str]) -> tuple[Path, dict[str, l
     The name of the folder has a checksum of the options that are not swept: other options are another sweep.
     """
     grid = _swept_values(sets)
-    runs = dict[str, list[str]]()
-    speeds = dict[str, str]()
+    runs = {}
+    speeds = {}
     root = Path()
     required = {key.name for key in all_keys() if "null" not in key.type.split(" | ")}
     for combination in itertools.product(*grid.values()):
@@ -123,7 +123,7 @@ def read_grid(sets: Sequence[str], others: list[str]) -> tuple[Path, dict[str, l
 
 def _swept_values(sets: Sequence[str]) -> dict[str, Sequence[Any]]:
     """The values of each key. Raises UserError: another form, or too many combinations."""
-    grid = dict[str, Sequence[Any]]()
+    grid = {}
     for text in sets:
         key, equals, values = text.partition("=")
         if not equals or key in grid:
@@ -144,7 +144,7 @@ def read_values(text: str) -> Sequence[Any]:
 
 def newest_runs(folder: Path) -> dict[str, tuple[Path, str]]:
     """By the names of the runs in a folder, the newest one with a checkpoint, and its state."""
-    runs = dict[str, tuple[Path, str]]()
+    runs = {}
     for path in sorted(folder.glob("*")):
         status = read_json(path / STATUS)
         if status.get("checkpoint"):

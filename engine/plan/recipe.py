@@ -45,7 +45,7 @@ class Choice:
 
     def words(self) -> list[str]:
         """The choice as flags of the command line."""
-        words = list[str]()
+        words = []
         for name, value in self.flags.items():
             if isinstance(value, list):
                 words += [f"-{name}", *value]

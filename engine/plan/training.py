@@ -70,7 +70,7 @@ def find_on_all_ranks(
     """
     if not config.model.resume:
         return None
-    passed = list[str]()
+    passed = []
 
     def runs_of_experiment() -> Iterator[Path]:
         for folder in runs_newest_first(Path(config.save)):
@@ -364,7 +364,7 @@ def _notes_on_data(config: Config, splits: list[Samples], command: Command, is_n
     expected = 2 * used  # numbers may leave some classes out
     if train.has_class_names:
         expected = number_of_classes(data.dataset, splits)
-    notes = list[Note]()
+    notes = []
     if data.groups and "DATA.GROUPS" not in command.given:
         notes.append(Note("screen", f"images of one {data.groups} stay in one split (DATA.GROUPS)"))
     if not data.multi_label and np.count_nonzero(train.class_counts(outputs)) == 1:

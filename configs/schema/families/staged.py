@@ -141,7 +141,7 @@ class PiT(Model):
 
 
 def _levit_renames(model: "LeViT") -> Renames:
-    modules = list[str]()
+    modules = []
     for stage, depth in enumerate(model.depth):
         if stage:
             modules.append(f"stages.{stage}.downsample.{{}}")
