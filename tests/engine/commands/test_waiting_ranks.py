@@ -20,7 +20,7 @@ EVALUATION = ("engine.evaluation.results:SampleResults.metrics", "engine.evaluat
 PAGE = ("engine.report.page:write_report",)
 SAVE = ("engine.checkpoint.files:CheckpointWriter.save",)
 PREDICTION = ("engine.evaluation.predictions:safe_cell", "engine.evaluation.predictions:join")
-FEATURES = ("engine.features.store:_write_record", "engine.features.probe:_results_of")
+FEATURES = ("engine.features.store:atomic_write", "engine.evaluation.evaluate:Evaluator.results_of_features")
 
 
 @contextlib.contextmanager
