@@ -384,8 +384,20 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
         return None
     check_compiler(context.device)
     select_compiled_kernels_by_time(not torch.are_deterministic_algorithms_enabled())
-    mode = _compile_mode(options, context)
-    blocks = _blocks_to_compile(model, options, is_sharded)
+    blocks = list[nn.Module]()  # none: the model is compiled as a whole
+    if is_sharded:
+        blocks = blocks_of(model) or [model]
+    elif options.compile == "default":
+        blocks = list(getattr(model, "blocks", ()))
+    if getattr(model, "grad_checkpointing", False):
+        blocks = inside_stages(blocks)
+    mode = None  # on a CPU torch's default is faster than its other kernels
+    if options.compile == "max" and context.device.type != "cpu":
+        # A replay of CUDA graphs overwrites the outputs of the previous one, so it would overwrite accumulated
+        # gradients; graphs are not tried with DDP. Otherwise a step reads no logits and no gradients of earlier steps,
+        # and needs no `cudagraph_mark_step_begin`: for torch a forward pass that follows a backward pass begins a step.
+        graphs_are_safe = options.accum_iter == 1 and context.world_size == 1
+        mode = "max-autotune" if graphs_are_safe else "max-autotune-no-cudagraphs"
     split_graphs_at_ddp_buckets(not blocks)  # a block ends before its gradients fill a bucket
     about = "the whole model"
     if blocks:
@@ -395,27 +407,6 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
     for part in blocks or [model]:
         part.compile(dynamic=False, mode=mode)
     return f"{about}, {mode}" if mode else about
-
-
-def _blocks_to_compile(model: nn.Module, options: Train, is_sharded: bool) -> list[nn.Module]:
-    """Empty for a model that is compiled as a whole."""
-    blocks = list(getattr(model, "blocks", ()))
-    if is_sharded:
-        blocks = blocks_of(model) or [model]
-    elif options.compile != "default":
-        return []
-    return inside_stages(blocks) if getattr(model, "grad_checkpointing", False) else blocks
-
-
-def _compile_mode(options: Train, context: ProcessContext) -> str | None:
-    """torch's mode of `max` on a GPU; on a CPU torch's default is faster than its other kernels."""
-    if options.compile != "max" or context.device.type == "cpu":
-        return None
-    # A replay of CUDA graphs overwrites the outputs of the previous one, so it would overwrite accumulated gradients;
-    # graphs are not tried with DDP. Otherwise a step reads no logits and no gradients of earlier steps, and needs no
-    # `cudagraph_mark_step_begin`: for torch a forward pass that follows a backward pass begins a step.
-    graphs_are_safe = options.accum_iter == 1 and context.world_size == 1
-    return "max-autotune" if graphs_are_safe else "max-autotune-no-cudagraphs"
 
 
 class CompiledParts:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -16,7 +15,7 @@ from configs.schema.data import properties_of
 from configs.schema.operating_point import Goal
 from datasets.sources.corrections import decided_rows
 from engine.evaluation.intervals import point_of
-from engine.evaluation.results import SampleResults, join
+from engine.evaluation.results import join
 from engine.evaluation.suspects import margins, write_suspects
 from engine.evaluation.tables import SCORES, ResultTables, read_scores
 from engine.report.contents import Evaluation, RunContents, evaluation_in
@@ -63,8 +62,12 @@ def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -
     of_folds = replace(join(tempered), point=point)
     results = replace(join(parts), temperature=float(np.exp(logs.mean())), of_folds=of_folds, point=point)
     about = {"split": OUT_OF_FOLD, "folds": len(runs)}
+    found = margins(torch.from_numpy(results.scores).sigmoid(), torch.from_numpy(results.targets))
+    images = [("val", name) for name in names]
     try:
-        about["suspects"] = _write_suspects(options, folder, results, names, classes)
+        decided = decided_rows(options["DATA.CORRECTIONS"], options["DATA.ENCODING"]).values()
+        suspects = write_suspects(folder / SUSPECTS, found, images, classes, decided, options["DATA.DATA_PATH"])
+        about["suspects"] = len({*suspects})  # images
     except UserError as error:
         problems.append(f"no suspect labels out of fold: {error}")
     tables = ResultTables(folder, classes, names.__getitem__)
@@ -76,13 +79,3 @@ def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -
         with suppress(KeyError, OSError):
             shutil.copyfile(pictures[row["path"]], folder / PICTURES / f"{row['index']}.jpg")
     return pooled
-
-
-def _write_suspects(
-    options: dict[str, Any], folder: Path, results: SampleResults, names: list[str], classes: list[str]
-) -> int:
-    """Writes the suspect labels; returns how many images. options: of a fold. Raises UserError: wrong corrections."""
-    found = margins(torch.from_numpy(results.scores).sigmoid(), torch.from_numpy(results.targets))
-    images = [("val", name) for name in names]
-    decided = decided_rows(options["DATA.CORRECTIONS"], options["DATA.ENCODING"]).values()
-    return len({*write_suspects(folder / SUSPECTS, found, images, classes, decided, options["DATA.DATA_PATH"])})
