@@ -10,7 +10,7 @@ from configs.schema import Config
 from configs.schema.config import model_type
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import present_keys
-from configs.schema.section import as_tuple
+from configs.schema.section import as_tuple, without
 from configs.versions import GONE_KEYS
 from configs.yaml_io import Values, format_value, parse_value, read_yaml, shorten
 from utils.errors import UserError
@@ -126,7 +126,7 @@ def _comparable(key: str, value: Any) -> Any:
 
 def shared_options(config: Config) -> Values:
     """Returns all options but paths and workers, which belong to a host, by dotted key."""
-    return {key: value for key, value in values_of(config).items() if key not in _OF_HOST}
+    return without(values_of(config), _OF_HOST)
 
 
 def values_of(config: Config) -> Values:

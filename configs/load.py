@@ -17,7 +17,7 @@ from configs.schema.families.family import OWN_KEYS
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.schema.model import FIXED_KEYS
 from configs.schema.operating_point import Goal
-from configs.schema.section import MAX_NAME_CHARS
+from configs.schema.section import MAX_NAME_CHARS, without
 from configs.versions import GONE_KEYS, WRITTEN_BY, refuse_newer
 from configs.weights import OF_EVERY_MODEL, architecture, read_entries, weight_options
 from configs.yaml_io import Values, format_value, parse_value, read_recipe, shorten
@@ -167,7 +167,7 @@ def _merge(lower: Any, upper: Any) -> Any:
     if not (isinstance(lower, dict) and isinstance(upper, dict)):
         return upper
     if _GOALS & upper.keys():
-        lower = {key: value for key, value in lower.items() if key not in _GOALS}
+        lower = without(lower, _GOALS)
     return lower | {key: _merge(lower.get(key), value) for key, value in upper.items()}
 
 
@@ -272,7 +272,7 @@ def _add_model(table: OptionTable, flags: argparse.Namespace, evaluates: bool) -
     if flags.cfg:
         table.model_only = True
         table.rates_of_model = {key: of_recipe[key] for key in DROP_RATES if key in of_recipe}
-        section = {key: value for key, value in section.items() if key not in DROP_RATES}
+        section = without(section, DROP_RATES)
         kept.update(DROP_RATES)
         _keep_drop_rates(table, section["TYPE"])
     for key in list(table.rows):  # the number of classes and the weights stay, not the keys of another family

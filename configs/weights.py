@@ -18,7 +18,7 @@ from configs.schema.families.family import OWN_KEYS, TimmModel
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import FREEZE_BACKBONE
 from configs.schema.operating_point import UNDECIDED, Decision
-from configs.schema.section import as_tuple
+from configs.schema.section import as_tuple, without
 from configs.schema.train import WEIGHTS_EXTENSIONS
 from configs.versions import WRITTEN_BY, is_gone_value
 from configs.yaml_io import Values, format_value, shorten
@@ -405,7 +405,7 @@ def weight_options(weights: str) -> Values:
 
 def architecture(model: Values) -> Values:
     """The section MODEL without the keys that belong to a run: classes, paths of weights, adapters."""
-    own = {key: value for key, value in model.items() if key not in _OF_THE_RUN}
+    own = without(model, _OF_THE_RUN)
     return {key: value for key, value in own.items() if not is_gone_value(f"MODEL.{key}", value)}
 
 
@@ -413,8 +413,7 @@ def described_model(config: Values) -> Values:
     """The section MODEL of a config.json that timm or transformers wrote."""
     if not is_of_timm(config):
         name = (config.get("architectures") or [config["model_type"]])[0]
-        kwargs = {key: value for key, value in config.items() if key not in _OF_THE_FOLDER}
-        return {"TYPE": "transformers", "NAME": name, "KWARGS": kwargs}
+        return {"TYPE": "transformers", "NAME": name, "KWARGS": without(config, _OF_THE_FOLDER)}
     arguments = {"global_pool": config["pretrained_cfg"].get("global_pool")} | config["model_args"]
     kwargs = {key: value for key, value in arguments.items() if value is not None and key not in OWN_KEYS}
     return {"TYPE": "timm", "NAME": config["architecture"], "KWARGS": kwargs, "NUM_CLASSES": config.get("num_classes")}

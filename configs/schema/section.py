@@ -2,10 +2,12 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from configs.yaml_io import Values
 
 MAX_NAME_CHARS = 100
 
@@ -13,6 +15,11 @@ MAX_NAME_CHARS = 100
 def as_tuple(value: Any) -> Any:
     """A YAML list as a tuple; YAML has no tuples."""
     return tuple(map(as_tuple, value)) if isinstance(value, list) else value
+
+
+def without(values: Values, keys: Collection[str]) -> Values:
+    """The values of the other keys."""
+    return {key: value for key, value in values.items() if key not in keys}
 
 
 def as_names(value: Any) -> Any:

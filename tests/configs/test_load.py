@@ -140,6 +140,8 @@ SEED: 1; SEED: 2 | :2: SEED is given twice, first in line 1
 AMP: true; AMP.ENABLED: false | :2: AMP.ENABLED is given twice, also in line 1
 DATA: hello; DATA.BATCH_SIZE: 4 | :1: DATA is 'hello': must be a section
 DATA.BATCH_SIZE: 4; DATA: | :2: DATA is None: must be a section
+DATA.BATCH_SIZE: 0; DATA: {} | :1: DATA.BATCH_SIZE is 0: .*greater than or equal to 1
+DATA: {}; DATA.BATCH_SIZE: 0 | :2: DATA.BATCH_SIZE is 0: .*greater than or equal to 1
 DATA.BATCH_SIZE.X: 3; DATA.BATCH_SIZE: 4 | :2: DATA.BATCH_SIZE is 4: must be a section
 EVAL: {OPERATING_POINT: {class: a, specifity: 0.9}} | \
   :1: unknown key EVAL.OPERATING_POINT.specifity; did you mean EVAL.OPERATING_POINT.specificity\?
