@@ -8,6 +8,7 @@ import json
 import re
 import reprlib
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,12 @@ def write_yaml(values: Values) -> str:
     return re.sub(r'\["\\uE000 long value (\d+)"\]', lambda found: json.dumps(long_values[int(found[1])]), text)
 
 
+@lru_cache(64)
+def _compose(text: str) -> yaml.Node | None:
+    """The nodes of a YAML text, which are only read: a resumed run reads its config.yaml ten times."""
+    return yaml.compose(text, Loader=_StrictLoader)
+
+
 def read_yaml(path: Path) -> Values:
     """The values of a YAML file. Raises UserError as `read_recipe`."""
     return read_recipe(path)[0]
@@ -96,7 +103,7 @@ def read_recipe(path: Path, named_in: str = "") -> tuple[Values, dict[str, int]]
         raise UserError(f"{path}: is larger than {MAX_BYTES} bytes; write a long list as JSON in one line")
     lines: dict[str, int] = {}
     try:
-        node = yaml.compose(text, Loader=_StrictLoader)
+        node = _compose(text)
         if node is None:
             return {}, lines
         if not isinstance(node, yaml.MappingNode):
@@ -138,7 +145,7 @@ def parse_value(text: str, key: str = "") -> Any:
     """
     text, long_values = _take_long_values(text)
     try:
-        node = yaml.compose(text, Loader=_StrictLoader)
+        node = _compose(text)
         return None if node is None else _put_back(_construct(node, f"{key}.", {}), long_values)
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         reason = getattr(error, "problem", type(error).__name__)

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import yaml
 from PIL import Image
 from rank_pool import RankPool, environment
 
@@ -67,7 +66,6 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until the tests are collected: see `without_collections`
     torch.set_num_threads(1)  # two ranks of a test share two cores
     os.fsync = lambda descriptor: None  # no test cuts the power, and a run would wait for the disk 30 times
-    yaml.compose = functools.lru_cache(64)(yaml.compose)  # its nodes are only read; a run reads its options ten times
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the processes that tests start, too
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "100")  # torch reads it at the first process group
     with suppress(ModuleNotFoundError):
