@@ -1,5 +1,6 @@
 """The section MODEL: the keys that all families share. `configs/schema/families/` has the keys of each family."""
 
+import re
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal
@@ -111,11 +112,7 @@ class Model(Section):
         "null: the average, but the raw weights to evaluate another program's file"
     )
     num_classes: int | None = optional("number of classes; null: of the data, for imagenet2012 1000", ge=1)
-    tune: str = option(
-        "full",
-        "what is trained besides the head: full, head (nothing), last:N (blocks), lora, probe",
-        pattern="^(full|head|lora|probe|last:[1-9][0-9]{0,3})$",
-    )
+    tune: str = option("full", "what is trained besides the head: full, head (nothing), last:N (blocks), lora, probe")
     head: Literal["zero", "probe"] = option(
         "zero",
         "start of a new head on pretrained weights; probe: the linear classifier of the features, as TUNE probe solves "
@@ -189,6 +186,13 @@ class Model(Section):
     @classmethod
     def _read(cls, values: Any) -> Any:
         return present_keys(values, cls.model_fields["type"].default)
+
+    @field_validator("tune")
+    @classmethod
+    def _check_tune(cls, tune: str) -> str:
+        if not re.fullmatch("full|head|lora|probe|last:[1-9][0-9]{0,3}", tune):
+            raise ValueError("must be full, head, last:N with a number of blocks N, lora or probe")
+        return tune
 
     @field_validator("type", mode="before")
     @classmethod

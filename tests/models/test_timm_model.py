@@ -189,7 +189,6 @@ VIT MODEL.STEM=levit_128s | levit_128s has no features of stride 16
 # Families
 @ConvMixer -opts MODEL.DIM=8 | MODEL.DIM; did you mean MODEL.CNN.DIM\?
 @PVTv2 -opts 'MODEL.NUM_HEADS=[1, 2, 3, 5]' | MODEL.TYPE: pvtv2 cannot be built .*num_heads 5
-@BEiT -opts MODEL.NUM_HEADS=5 | MODEL.TYPE beit .* a forward pass fails
 @SwinTransformer -opts 'MODEL.NUM_HEADS=[1, 2, 4]' | has 3 values, STAGE_DEPTHS 4; give
 @SwinTransformer -opts 'MODEL.NUM_HEADS=[1, 2, 3, 4]' | NUM_HEADS of stage 3 is 3, no divisor
 @MobileOne -opts 'MODEL.CHANNELS=[8, 9, 16, 24, 32]' | gives 9 channels

@@ -27,6 +27,10 @@ class PlainTransformer(Model):
     mlp_ratio: Positive = option(4.0, "hidden channels of the MLP / EMBED_DIM")
     qkv_bias: bool = QKV_BIAS
 
+    def _problems(self) -> Iterator[str]:
+        if getattr(self, "attn_head_size", None) is None and self.embed_dim % self.num_heads:
+            yield f"EMBED_DIM {self.embed_dim} is not a multiple of NUM_HEADS {self.num_heads}; change one of them"
+
 
 class ViT(PlainTransformer):
     type: str = option("vit", "the family of the model: see registry.py")
@@ -41,6 +45,7 @@ class ViT(PlainTransformer):
     init_values: float | None = optional("initial value of the layer scale; null: no layer scale", gt=0)
 
     def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
         if self.pos_embed != "learned" and self.embed_dim % 4:
             yield f"POS_EMBED {self.pos_embed} needs an EMBED_DIM that is a multiple of 4, not {self.embed_dim}"
         if self.stem and self.patch_size not in (8, 16, 32):
