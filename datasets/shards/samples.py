@@ -333,7 +333,7 @@ class TarSamples(EncodedImages):
 
     @property
     def groups(self) -> PackedStrings | None:
-        return strings_in(self.arrays, "groups") if self._index.group_key else None
+        return super().groups if self._index.group_key else None
 
     def open_all(self, indices: Sequence[int], channels: int) -> Iterator[LazyImage | BadImage]:
         """Opens samples as `Samples.open_all`; the images of one remote shard are read in one request."""

@@ -213,6 +213,8 @@ def group(rows: Rows, wanted: Wanted) -> Rows:
                 raise
             problem, _, _ = str(error).partition("; ")
             notes.append(Note("screen", f"no figures of groups: {problem}"))
+            arrays = {name: values for name, values in samples.arrays.items() if not name.startswith("groups")}
+            splits[split] = samples.changed(arrays=arrays)
     return replace(rows, splits=splits).noted(*notes)
 
 

@@ -214,9 +214,10 @@ class JsonLines(Table):
         for line, record in self._objects():
             cells = dict.fromkeys(self.header, "")
             for name, value in record.items():
-                (one,) = value if isinstance(value, list) and len(value) == 1 else [value]
-                if one is not None:
-                    cells[name] = _clean(str(one))
+                if isinstance(value, list) and len(value) == 1:
+                    value = value[0]
+                if value is not None:
+                    cells[name] = _clean(str(value))
             yield line, cells
 
     def _objects(self) -> Iterator[tuple[int, dict[str, Any]]]:

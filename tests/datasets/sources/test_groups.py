@@ -15,6 +15,7 @@ from datasets.sources.groups import suggest_groups
 from datasets.sources.samples import ImageFiles, listing_arrays
 from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.source import Wanted
+from tests.datasets.shards.tar_files import tar_of
 
 R = random.Random(0)
 CASES = range(40)
@@ -176,3 +177,14 @@ def test_without_groups_of_other_images_the_screen_has_the_reason_alone(tmp_path
     (text,) = told(read.notes, "no figures of groups", "screen")
     assert "4 of 4 images" in text
     assert ";" not in text  # its advice would take the place of the reason
+
+
+def test_shards_have_groups_of_all_images_or_none(tmp_path):
+    files = {"a/1.jpg": b"1", "a/1.json": b'{"patient": "P1"}', "b/2.jpg": b"2", "b/2.json": b"{}"}
+    (tmp_path / "val-0.tar").write_bytes(tar_of(files))
+    read = read_data(Wanted(options(tmp_path, dataset="tar", cache_dir=str(tmp_path), groups="patient"), ("val",)), CPU)
+    (text,) = told(read.notes, "no figures of groups", "screen")
+    assert "1 of 2 images" in text
+    samples = read.splits["val"]
+    assert samples.groups is None
+    assert samples.select(np.array([1])).groups is None
