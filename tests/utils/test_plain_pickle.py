@@ -59,3 +59,10 @@ def test_a_quantized_tensor_leaves_the_others_readable(dtype, is_archive, tmp_pa
     torch.save(content, tmp_path / "a.pth", _use_new_zipfile_serialization=is_archive)
     plain = read_pickle(tmp_path / "a.pth")["plain"]
     assert bytes(plain.storage.data) == content["plain"].numpy().tobytes()
+
+
+def test_a_dtype_is_torchs(tmp_path):
+    """timm's adafactorbv has one among its settings: a run with it could not be resumed."""
+    settings = {"momentum_dtype": torch.bfloat16}
+    torch.save(settings, tmp_path / "a.pth")
+    assert read_pickle(tmp_path / "a.pth") == settings

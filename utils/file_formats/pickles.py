@@ -185,6 +185,10 @@ class _Unpickler(PythonUnpickler):  # type: ignore[misc]  # of a class without t
             return _CALLS[full]
         if full.startswith("torch._utils._rebuild_"):
             return lambda *_: TensorRecord()
+        if module == "torch" and name in _BYTES:  # such as `momentum_dtype` of timm's adafactorbv
+            import torch  # late: few files need it
+
+            return getattr(torch, name)
         if module.startswith("torch") and name.endswith("Storage"):
             return name.removesuffix("Storage")
         return self.classes.setdefault(full, type(full, (Inert,), {}))
