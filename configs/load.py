@@ -193,7 +193,7 @@ def add_recipe(table: OptionTable, path: Path) -> Values:
     roots = [os.path.realpath(folder) for folder in (path.parent, ".")]
     read = []
 
-    def add(path: Path, named_in: str) -> Values:
+    def add(path: Path, named_in: str, chain: list[Path]) -> Values:
         read.append(path)
         values, lines = read_recipe(path, named_in)
         for section in _switches(values):
@@ -201,20 +201,22 @@ def add_recipe(table: OptionTable, path: Path) -> Values:
             if key in lines:
                 raise UserError(f"{path}:{lines[key]}: {key} is given twice, also in line {lines[section]}; remove one")
             lines[key] = lines[section]
+        chain = [*chain, Path(os.path.realpath(path))]
         at_base = f"{path}:{lines.get('BASE')}: BASE"
         for base in _names_of_bases(values.pop("BASE", None), at_base):
             file = path.parent / base
             target = Path(os.path.realpath(file))
             if not any(target.is_relative_to(root) for root in roots):
                 raise UserError(f"{at_base} {shorten(base)} is outside {roots[0]}; move it beside the recipe")
+            if target in chain:
+                raise UserError(f"{at_base} {shorten(base)} is cyclic; remove it")
             if len(read) >= _MAX_FILES:
-                fix = "remove a cyclic one, or merge some of them"
-                raise UserError(f"{at_base} leads to more than {_MAX_FILES} files; {fix}")
-            add(file, f"{at_base}: ")
+                raise UserError(f"{at_base} leads to more than {_MAX_FILES} files; merge some of them")
+            add(file, f"{at_base}: ", chain)
         table.add(values, str(path), {key: f"{path}:{line}" for key, line in lines.items()})
         return values
 
-    return add(path, "")
+    return add(path, "", [])
 
 
 def _names_of_bases(bases: Any, at_base: str) -> list[str]:
