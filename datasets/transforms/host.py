@@ -290,8 +290,9 @@ def random_resized_crop(data: Data, image: LazyImage, rng: random.Random) -> tor
     height, width = data.input_size
     low, high = (ratio * (width / height) for ratio in data.random_crop_ratio)
     _, rows, columns = image.pixels.shape
-    top, left, rows, columns = random_crop_box(rows, columns, data.random_crop_scale, (low, high), rng)
-    return resize(image.pixels[:, top : top + rows, left : left + columns], height, width, data.interpolation)
+    top, left, box_rows, box_columns = random_crop_box(rows, columns, data.random_crop_scale, (low, high), rng)
+    box = image.pixels[:, top : top + box_rows, left : left + box_columns]
+    return resize(box, height, width, data.interpolation)
 
 
 def random_flip(axis: int, probability: float, image: torch.Tensor, rng: random.Random) -> torch.Tensor:
