@@ -187,10 +187,10 @@ class Model(Section):
     def _read(cls, values: Any) -> Any:
         return present_keys(values, cls.model_fields["type"].default)
 
-    @field_validator("tune")
+    @field_validator("tune", mode="before")
     @classmethod
-    def _check_tune(cls, tune: str) -> str:
-        if not re.fullmatch("full|head|lora|probe|last:[1-9][0-9]{0,3}", tune):
+    def _check_tune(cls, tune: object) -> object:
+        if not re.fullmatch("full|head|lora|probe|last:[1-9][0-9]{0,3}", str(tune)):
             raise ValueError("must be full, head, last:N with a number of blocks N, lora or probe")
         return tune
 

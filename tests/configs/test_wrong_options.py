@@ -85,6 +85,7 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 -opts MODEL.TYPE=cait DATA.IMAGE_SIZE=230 | DATA.IMAGE_SIZE 230 is not a multiple of 16
 -opts MODEL.TYPE=beit MODEL.NUM_HEADS=5 | MODEL.EMBED_DIM 768 is not a multiple of NUM_HEADS 5
 -opts MODEL.TUNE=last:0 | MODEL.TUNE is 'last:0': must be full, head, last:N
+-opts MODEL.TUNE=2 | MODEL.TUNE is 2: must be full, head, last:N
 -opts MODEL.TYPE=crossvit 'MODEL.IMG_SIZE=[240, 225]' | MODEL.IMG_SIZE 225 is not a multiple of its PATCH_SIZE
 -opts MODEL.TYPE=crossvit 'MODEL.DEPTH=[[1, 4], [1, 4]]' | MODEL.DEPTH [1, 4] of a stage
 -opts MODEL.TYPE=halo 'MODEL.DEPTH=[3, 4, 6, 3]' | MODEL.ACT is not given
