@@ -61,8 +61,8 @@ def test_a_quantized_tensor_leaves_the_others_readable(dtype, is_archive, tmp_pa
     assert bytes(plain.storage.data) == content["plain"].numpy().tobytes()
 
 
-def test_a_dtype_is_torchs(tmp_path):
-    """timm's adafactorbv has one among its settings: a run with it could not be resumed."""
-    settings = {"momentum_dtype": torch.bfloat16}
+def test_a_dtype_and_a_set_are_read_as_torch_reads_them(tmp_path):
+    """timm's adafactorbv has a dtype among its settings, and a plugin's optimizer may have a set in its state."""
+    settings = {"momentum_dtype": torch.bfloat16, "seen": {1, 2}}
     torch.save(settings, tmp_path / "a.pth")
     assert read_pickle(tmp_path / "a.pth") == settings

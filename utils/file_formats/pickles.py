@@ -116,6 +116,8 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "_codecs.encode": _encode,
     "builtins.tuple": tuple,  # PaddlePaddle's (name, array)
     "__builtin__.tuple": tuple,  # protocol 2
+    "builtins.set": set,
+    "__builtin__.set": set,
     "collections.OrderedDict": dict,
     "numpy.dtype": DtypeRecord,
     "numpy.ndarray": ArrayRecord,
