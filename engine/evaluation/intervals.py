@@ -74,7 +74,7 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
             return None, f"too few {unit} of a class"
         below, above = _limits_of_classes(results, metric, units, with_class, without)
     n = max(share * (1 - share) / variance, 1.0) if variance > 0 else number
-    low, high = _wilson(share, min(n, largest_n), 1.96 + 2.4 / freedom)  # Student's t
+    low, high = wilson(share, min(n, largest_n), 1.96 + 2.4 / freedom)  # Student's t
     limits = max(min(low, share - below), 0.0), min(max(high, share + above), 1.0)
     return [100 * float(limit) for limit in limits], ""
 
@@ -193,7 +193,7 @@ def decide_at(results: SampleResults, point: OperatingPoint) -> SampleResults:
     return replace(others, targets=is_own.astype(np.int64), labels=predicted)
 
 
-def _wilson(shares: Any, n: Any, z: float = 1.96) -> tuple[Any, Any]:
+def wilson(shares: Any, n: Any, z: float = 1.96) -> tuple[Any, Any]:
     """The limits of shares of n samples each; arrays or numbers."""
     middle, width = shares + z**2 / (2 * n), z * np.sqrt(shares * (1 - shares) / n + z**2 / (4 * n**2))
     return (middle - width) / (1 + z**2 / n), (middle + width) / (1 + z**2 / n)
@@ -350,9 +350,9 @@ def _limits_of_classes(
     shares = values[is_used] / 100
     counts = counts[is_used]
     if metric.name == "min_recall":  # another class may be the worst one: limits that hold for all classes together
-        low, high = _wilson(shares, counts, NormalDist().inv_cdf(1 - 0.025 / len(shares)))
+        low, high = wilson(shares, counts, NormalDist().inv_cdf(1 - 0.025 / len(shares)))
         worst = np.lexsort((counts, shares))[0]  # of equal ones the smallest
         return shares[worst] - low.min(), high[worst] - shares[worst]
-    low, high = _wilson(shares, counts)
+    low, high = wilson(shares, counts)
     below, above = (math.sqrt(np.mean((limit - shares) ** 2) / len(shares)) for limit in (low, high))
     return below, above

@@ -1,6 +1,6 @@
 """The verdict on a run: the line at its end if the model is worse than a baseline or its own probe, or overfits.
 
-A difference within the 95% interval of the result is none. The advice is a command to type.
+A difference within the 95% intervals of the results is none. The advice is a command to type.
 """
 
 import math
@@ -9,6 +9,7 @@ from statistics import fmean
 
 from configs.load import RUN_OPTIONS
 from configs.programs import with_shown_recipes
+from engine.evaluation.intervals import wilson
 from engine.report.charts import number, percent
 from engine.report.contents import Row, RunContents, best_epoch, points
 from engine.run import facts
@@ -18,7 +19,7 @@ from utils.notes import SWEEP
 from utils.tables import to_float
 
 _RISE = 2.0  # points
-_FEW_STEPS = 100
+_LEAST_STEPS, _FEW_STEPS = 30, 100
 _FAR = 10.0  # points: training above validation; a first epoch below the probe
 _MUCH = 1.5  # times the lowest loss
 _WEIGHTED = {"DATA.BALANCED_SAMPLING": "false", "LOSS.CLASS_WEIGHTS": "null"}  # and their values without weights
@@ -50,7 +51,7 @@ def _training_at_chance(run: RunContents) -> Verdict:
         return NONE
     steps, last = losses[-1]
     is_known = steps >= _FEW_STEPS or _highest(losses) > 2 * chance
-    if not is_known or not 0 < chance <= last:
+    if steps < _LEAST_STEPS or not is_known or not 0 < chance <= last:
         return NONE
     return f"The training loss is {number(last)}, and a guess of the class has {chance:.2f}.", _with_lower_rate(run)
 
@@ -97,10 +98,11 @@ def _frequent_answer(run: RunContents) -> Verdict:
 
 
 def _below_a_rival(run: RunContents) -> Verdict:
-    """A trained epoch below the interval of the probe that is the best epoch; a baseline above the interval of top-1.
+    """A trained epoch below the interval of the probe that is the best epoch; a baseline whose interval is above.
 
     A run with weighted classes may have less top-1.
     """
+    baseline = run.fact(facts.PixelBaseline)
     limits = run.evaluation.values.get("interval")
     if limits is None or any(run.options[key] for key in _WEIGHTED):
         return NONE
@@ -108,7 +110,9 @@ def _below_a_rival(run: RunContents) -> Verdict:
         text = f"Each epoch is worse than the linear probe of its initial weights: {gap}."
         return text, _longer(run) or _with_lower_rate(run)
     other, rival = max((run.measured(name) or 0.0, name) for name in BASELINES)
-    if run.metric is not METRICS["top1"] or other <= limits[1]:
+    if run.metric is not METRICS["top1"] or not baseline:
+        return NONE
+    if 100 * wilson(other / 100, baseline.validation)[0] <= limits[1]:
         return NONE
     text = f"The model is worse than the {rival.replace('_', ' ')}: top-1 {percent(run.score)}"
     return _longer_or_probe(run, f"{text} against {percent(other)}.")

@@ -26,7 +26,7 @@ def run_of(folder, train, val, options=(), baseline=(40.0, 10.0), interval=(55.0
     for row, top1 in zip(epochs[1 - first :], train, strict=True):
         row["train_top1"] = top1
     write_rows(folder, epochs)
-    write_facts(folder, [PixelBaseline(*baseline, 100, 20)])
+    write_facts(folder, [PixelBaseline(*baseline, 100, 200)])
     add_evaluation(folder, ["cat", "dog", "fox"])
     update_json(folder / "evaluation/summary.json", interval=interval)
     return read_contents(folder)
@@ -50,6 +50,8 @@ def kind_of(run) -> str:
 BELOW_BASELINE = """
 50 60 60 60 60 60 | 55 65 | 78.4 10.2 | | text
 50 60 60 60 60 60 | 55 65 | 65 10 | |  # within the interval
+50 60 60 60 60 60 | 55 65 | 70 10 | |  # the intervals overlap
+98.75 98.75 | 93.25 99.78 | 100 10 | |  # 79 and 80 of 80 images
 50 60 60 60 60 60 | 55 65 | 40 78.4 | MODEL.PRETRAINED=w.pth | probe
 50 60 60 60 60 60 | 55 65 | 78.4 10.2 | MODEL.PRETRAINED=w.pth TRAIN.MIXUP_ALPHA=0.8 | probe
 50 60 60 60 60 60 | 55 65 | 78.4 10.2 | MODEL.PRETRAINED=w.pth MODEL.TUNE=probe | text
@@ -202,6 +204,7 @@ def test_a_model_below_its_probe(tmp_path, val, options, kind, first):
 AT_CHANCE = """
 27.3 9.5 2.46 | | lower rate  # BASE_LR 1 on the digits
 4.0 2.43 2.36 2.35 2.32 | | lower rate  # 0.3: after 100 steps
+9.5 | |  # too few steps for any cause
 2.9 2.6 2.4 | |  # the first steps of a good rate
 27.3 9.5 2.1 | |
 27.3 9.5 2.46 | LOSS.NAME=bce |
