@@ -89,10 +89,14 @@ def calibration(probabilities: np.ndarray, hits: np.ndarray) -> Calibration:
     """probabilities: float (N,), NaN counts as 0. hits: bool (N,), whether the class, or the label, is right."""
     confidence = np.nan_to_num(probabilities.astype(np.float64))
     bins = np.minimum((confidence * NUM_BINS).astype(np.int64), NUM_BINS - 1)
-    sums = (np.bincount(bins, values, NUM_BINS) for values in (confidence, hits))
-    return Calibration(np.bincount(bins, minlength=NUM_BINS), *sums)
+    count = np.bincount(bins, minlength=NUM_BINS)
+    return Calibration(count, np.bincount(bins, confidence, NUM_BINS), np.bincount(bins, hits, NUM_BINS))
 
 
 def join_bins(parts: Sequence[Calibration]) -> Calibration:
     """The bins of all samples of the parts, such as labels."""
-    return Calibration(*(sum(getattr(part, name) for part in parts) for name in ("count", "confidences", "hits")))
+    return Calibration(
+        count=np.sum([part.count for part in parts], axis=0),
+        confidences=np.sum([part.confidences for part in parts], axis=0),
+        hits=np.sum([part.hits for part in parts], axis=0),
+    )

@@ -71,7 +71,9 @@ def build_eval_model(
     built = eval_model_of(model, config, context)
     notes = [note.on("Pretrained") for note in fitted.notes()]
     classes = config.model.num_logits
-    listed, point, _, temperature = record.decision
+    decision = record.decision
+    point = decision.point
+    temperature = decision.temperature
     if point and point.label >= classes:
         point = None
     if point:
@@ -82,7 +84,7 @@ def build_eval_model(
         notes.append(Note("screen" if temperature in (0.25, 4) else "log", f"{text}, of 0.25 to 4"))
     thresholds = None
     if config.data.multi_label:
-        thresholds = np.array(listed or ())
+        thresholds = np.array(decision.thresholds or ())
         source = "from the weights, chosen on validation images"
         if len(thresholds) != classes:
             thresholds = np.zeros(classes)

@@ -127,7 +127,7 @@ def evaluate_test_images(
     evaluator = built.evaluator
     file = Extraction(config, samples, evaluator, model, bad_images).once("test")
     results = call_on_main(
-        lambda: file and evaluator.results_of_features(model.heads[0], samples, *file), evaluator.context
+        lambda: evaluator.results_of_features(model.heads[0], samples, *file) if file else None, evaluator.context
     )
     return evaluator.share(results, samples)
 

@@ -195,9 +195,9 @@ class SlowRanks:
             return None
         blocks = torch.stack(self._steps).unflatten(0, (BLOCKS, BLOCK_STEPS)).mean(1)  # (BLOCKS, ranks, causes)
         self._steps.clear()
-        seconds = blocks.sum(2)
-        median = seconds.median(1, keepdim=True).values  # the lower one of two
-        excess = seconds - median
+        of_ranks = blocks.sum(2)
+        median = of_ranks.median(1, keepdim=True).values  # the lower one of two
+        excess = of_ranks - median
         mean = blocks.mean(0)
         slower = excess.clamp(min=0) / median
         is_slow = ((slower > SLOWER) & (excess > MIN_SECONDS)).all(0)

@@ -214,7 +214,7 @@ def test_a_temperature_travels_from_a_training_to_evaluations_predictions_and_ex
     assert merged == pytest.approx(np.delete(sums, 8, 1), abs=3e-6)
 
 
-@pytest.mark.parametrize("temperature", [3.0, 0.25])
+@pytest.mark.parametrize("temperature", [3.0, 4.0, 0.25])
 def test_the_screen_has_a_temperature_that_is_a_limit(temperature, digits_run, tmp_path, capsys):
     folder = digits_run(ALL_DIGITS, GOAL, "TRAIN.BASE_LR=1e-2", "TRAIN.SMOOTHING=0.4")
     state = torch.load(folder / "best.pth", weights_only=True)

@@ -67,11 +67,13 @@ def test_each_column_of_an_evaluation_is_documented_and_its_figures_are_numbers(
     docs = (ROOT / "docs/evaluation.md").read_text()
     described = dict(re.findall(r"^\| `(\w+\.csv)` \|(.*)", docs, re.MULTILINE))
     results = drawn(0, classes, multi_label)
-    results = replace(results, groups=np.arange(120).astype(str), point=point_of(specificity=0.5))
+    point = point_of(specificity=0.5).model_copy(update={"label": classes - 1})
+    results = replace(results, groups=np.arange(120).astype(str), point=point)
     files = files_for(tmp_path, ["well", "ill", "-1"][:classes], [f"{one}.png" for one in range(120)], cpu)
     summary = files.write(results.metrics(), results, nn.Flatten(), epoch=1, split="val", checkpoint="best.pth")
     names = {*summary, *summary["operating_point"], *summary["class_auroc"]}
     assert [name for name in names if f"`{name}`" not in docs] == []
+    assert summary["class_auroc"]["class"] == ["ill", "-1"][classes - 2]  # of the point
     tables = [*tmp_path.rglob("*.csv")]
     assert_numbers(tables)
     headers = {file.name: read_table(file)[0] for file in tables if file.name != "confusion.csv"}
