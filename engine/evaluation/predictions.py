@@ -184,7 +184,7 @@ class Predictions:
         number = len(self.class_names)
         in_order = np.empty(number)
         in_order[labels] = probabilities
-        if np.isnan(in_order).any():
+        if number < 100 or np.isnan(in_order).any():  # of few classes, the calls of numpy take longer
             return ",".join(["%.6f"] * number) % tuple(in_order.tolist())
         millionths = np.rint(in_order * 1e6).astype(np.int32)  # exact in float64: the probabilities are float32
         thousandths, last_digits = np.divmod(millionths, 1000)
