@@ -22,7 +22,7 @@ from engine.training.trainer import Trainer
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import broadcast_object, call_on_main
 from utils.errors import UserError, from_here
-from utils.metric_table import METRICS
+from utils.metric_table import METRICS, with_old_names
 from utils.signals import Interrupted
 from utils.tables import format_duration
 
@@ -120,7 +120,7 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
         metrics, results = built.evaluator.evaluate(built.compute, trainer.session.val_batches)
         evaluated = Evaluated(built.compute, metrics, results, epoch)
         call_on_main(lambda: trainer.report.update(evaluated, now=True), context)
-    return None if test is None else _evaluate_test(trainer, built, test, epoch)
+    return None if test is None else with_old_names(_evaluate_test(trainer, built, test, epoch))
 
 
 def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int) -> dict[str, Any]:
