@@ -300,7 +300,7 @@ def name_outputs(samples: Samples, record: WeightsRecord, config: Config) -> tup
         names = list(ImageNetInfo(subset).label_descriptions())
         source = f"timm's of {subset}, of which timm publishes {config.model.name}"
     else:
-        return samples, "the labels, since the weights have no names"
+        return samples, "the labels, which are numbers"
     return samples.changed(class_names=names, has_class_names=True), source
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from configs.command_line import Command, to_yaml
 from configs.compare import non_default_options
 from configs.schema import Config
+from datasets.sources.class_names import names_of_labels
 from engine.checkpoint.files import FoundCheckpoint
 from engine.checkpoint.run_folder import BEST, lock_run_folder
 from engine.checkpoint.weights_record import describe_data, write_held_out
@@ -57,7 +58,8 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
     plan, context, position = session.plan, session.state.context, session.position
     command = replace(command, config=plan.config)
     found, progress = plan.found, position.progress
-    values = describe_data(plan.config.data, plan.class_names)
+    names = plan.class_names or names_of_labels(plan.train, plan.config.model.num_logits)
+    values = describe_data(plan.config.data, names)
     if found:
         values |= {"checkpoint": str(found.path.absolute()), "epoch": progress.epoch, "step": progress.step}
     refuse_other_images(command, session, logger)

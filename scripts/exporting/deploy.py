@@ -208,7 +208,7 @@ def write_deploy(model: nn.Module, trained: TrainedModel, path: Path) -> None:
     if trained.samples is None:
         raise UserError("-format deploy has validation images as references; remove -no_check or -check")
     path.mkdir()
-    names = list(map(to_single_line, trained.class_names or map(str, range(trained.config.model.num_logits))))
+    names = list(map(to_single_line, trained.names))
     decision, known = decision_graph(trained, names)
     batch_file = path / "model-batch.onnx"
     write_onnx(model, trained, batch_file)

@@ -66,8 +66,9 @@ def _write_tensors(state: dict[str, torch.Tensor], trained: TrainedModel, path: 
     last = {tensor.data_ptr(): name for name, tensor in whole.items()}  # of its names
     tensors = {name: one if last[one.data_ptr()] == name else one.clone() for name, one in whole.items()}
     try:
-        split = {entry: json.dumps(value) for entry, value in exported_entry(trained.split).items()}
-        save_file(tensors, path, {"format": "pt"} | trained.metadata() | split)
+        others = {"class_names": trained.class_names} | exported_entry(trained.split)  # as in the checkpoint
+        texts = {entry: json.dumps(value) for entry, value in others.items()}
+        save_file(tensors, path, {"format": "pt"} | trained.metadata() | texts)
     except SafetensorError as error:
         raise OSError(errno.EIO, str(error), str(path)) from error
     path.chmod(mode)  # the library makes a file that only its owner can read
@@ -149,10 +150,9 @@ def write_hf(model: nn.Module, trained: TrainedModel, path: Path) -> None:
     if options.type == "transformers":
         _write_transformers(model, trained, path, kind)
         return
-    names = {"label_names": trained.class_names} if trained.class_names else {}
     try:
         rebuilt = _as_timm_builds(model, trained)
-        save_for_hf(rebuilt, str(path), names, data_config=data_config(trained.config.data))
+        save_for_hf(rebuilt, str(path), {"label_names": trained.names}, data_config=data_config(trained.config.data))
     except ValueError as error:
         raise UserError(
             f"-format hf: timm.create_model cannot rebuild this model (MODEL.TYPE {options.type}): {error}; "
@@ -201,16 +201,15 @@ def _as_timm_builds(model: nn.Module, trained: TrainedModel) -> Any:
 def _write_transformers(model: Any, trained: TrainedModel, path: Path, kind: str) -> None:
     """config.json, preprocessor_config.json and weights, with the names that transformers writes."""
     data = trained.config.data
-    names = trained.class_names or ()
+    names = trained.names
     if "Classification" not in type(model).__name__ or data.resize == "pad":
         raise UserError(
             f"-format hf: transformers has no classifier of a {type(model).__name__}, or none that pads images; "
             "use another format"
         )
     model.config.update({"problem_type": kind, "dtype": "float32"})
-    if names:
-        model.config.id2label = dict(enumerate(names))
-        model.config.label2id = {name: label for label, name in enumerate(names)}
+    model.config.id2label = dict(enumerate(names))
+    model.config.label2id = {name: label for label, name in enumerate(names)}
     model.save_pretrained(path)
     written = (path / WEIGHTS[0]).rename(path / "written")
     _write_tensors(load_file(written), trained, path / WEIGHTS[0])

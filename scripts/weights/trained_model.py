@@ -89,11 +89,16 @@ class TrainedModel:
         return options
 
     @property
+    def names(self) -> list[str]:
+        """A name for each output: the labels where the classes have no names."""
+        return self.class_names or [*map(str, range(self.config.model.num_logits))]
+
+    @property
     def description(self) -> Values:
-        """The class names, the preprocessing, and the thresholds, if there are some."""
+        """The names, the preprocessing, and the thresholds, if there are some."""
         images = read_fact(read_run(self.weights.parent).get("facts", {}), ImagesRead)
         entries = {"images_digest": images.digest} if images else {}
-        return describe_data(self.config.data, self.class_names) | decision_to_entries(self.decision) | entries
+        return describe_data(self.config.data, self.names) | decision_to_entries(self.decision) | entries
 
     def build(self, weights: Path) -> nn.Module:
         """The model with the weights of a file, in fp32 on the CPU, read as `-pretrained` reads it."""

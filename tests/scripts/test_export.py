@@ -93,6 +93,25 @@ def test_safetensors_knows_its_model_classes_and_preprocessing(digits_run, tmp_p
     assert results[0]["loss"] == pytest.approx(results[1]["loss"])
 
 
+def test_labels_that_are_numbers_are_names_for_clients_and_numbers_for_this_program(tmp_path):
+    root = noise_folder(tmp_path, 8, 8, (8, 8, 3))
+    for split in ("train", "val"):
+        lines = [f"{path.relative_to(root)},{number % 4}" for number, path in enumerate(root.glob(f"{split}/*/*"))]
+        (root / f"{split}.csv").write_text("\n".join(["image_path,grade", *lines]))
+    data = ["-dataset=csv", f"-data_path={root}", "-num_workers=0", "-batch_size=4", f"-output={tmp_path / 'out'}"]
+    folder = train([*data, "-image_size=8", "-opts", *TINY_VIT, "TRAIN.NUM_EPOCHS=1", "MODEL.NUM_CLASSES=null"])
+    files = {"hf": tmp_path / "hf", "torch_export": tmp_path / "a.pt2", "safetensors": tmp_path / "a.safetensors"}
+    for kind, file in files.items():
+        export_as(kind, folder, file, "-no_check")
+    names = list("0123")
+    assert read_json(folder / "run.json")["class_names"] == names
+    torch.export.load(files["torch_export"], extra_files=(extra := {"class_names": ""}))
+    assert json.loads(extra["class_names"]) == names
+    assert timm.create_model(f"local-dir:{files['hf']}", pretrained=True).pretrained_cfg["label_names"] == names
+    for weights in (folder / "best.pth", files["safetensors"], files["hf"] / "model.safetensors"):
+        assert read_record(str(weights)).class_names is None  # DATA.CLASSES may name them
+
+
 def test_hf_is_loaded_by_timm(digits_run, reference, tmp_path):
     folder = tmp_path / "hf"
     export_as("hf", digits_run, folder)
