@@ -13,10 +13,18 @@ from datasets.sources.listed.lists import METADATA, table_file
 from datasets.sources.listed.parquet import parquet_files
 from datasets.sources.path_words import split_of_images
 from datasets.sources.source import source_class
-from datasets.sources.tables.files import PARQUET, TABLE_SUFFIXES
+from datasets.sources.tables.files import IS_WORKBOOK, PARQUET, TABLE_SUFFIXES, WORKBOOKS
 from datasets.sources.tables.joins import is_camera_package
 from utils.distributed import ProcessContext, find_on_main
 from utils.errors import UserError
+
+_ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".7z", ".rar")
+_NO_TABLES = {  # the problem of files, by their endings
+    _ARCHIVES: "is an archive; unpack it, and give the folder that it contains",
+    WORKBOOKS: IS_WORKBOOK,
+    (".npz", ".npy", ".mat"): "contains arrays; docs/data.md#images-in-arrays writes them to class folders",
+    (".json",): "docs/data.md#labels-in-json makes a table of it",
+}
 
 
 def recognize_dataset(data: Data, context: ProcessContext) -> Data:
@@ -34,9 +42,9 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
             raise UserError(
                 f"{data.data_path}: is a URL, which only -dataset=tar reads; download it, and give a folder"
             )
-        archives = (".zip", ".tar", ".tgz", ".tar.gz", ".7z", ".rar")
-        if data.data_path.lower().endswith(archives) and os.path.isfile(data.data_path):
-            raise UserError(f"{data.data_path}: is an archive; unpack it, and give the folder that it contains")
+        for endings, problem in _NO_TABLES.items():
+            if data.data_path.lower().endswith(endings) and os.path.isfile(data.data_path):
+                raise UserError(f"{data.data_path}: {problem}")
         found = recognize_table(data) or _recognize_folders(data)
         return found, data.groups or (found == "csv" and package_groups(data)) or None
 

@@ -27,7 +27,7 @@ from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, to_nfc
 from datasets.sources.tables.cells import Columns, columns_option
 from datasets.sources.tables.columns import find_layout, likely_columns
-from datasets.sources.tables.files import JSON_LINES, TEXT_LIST, open_columns, open_table
+from datasets.sources.tables.files import IS_WORKBOOK, JSON_LINES, TEXT_LIST, WORKBOOKS, open_columns, open_table
 from datasets.sources.tables.joins import open_for
 from datasets.sources.tables.rows import table_rows
 from utils.errors import UserError
@@ -35,6 +35,7 @@ from utils.files import open_regular_file
 from utils.notes import Note
 
 _TABLES = (".csv", ".tsv", JSON_LINES, TEXT_LIST)
+_LISTS = (*_TABLES, *WORKBOOKS, ".json")
 _FROM_JSON = "docs/data.md#labels-in-json makes a table"
 _ANY = "latin-1"  # reads any file: the labels are compared, not used
 _PART_BYTES = 16384  # four parts of a table: whether it names the images
@@ -50,12 +51,12 @@ _MAX_NAMES = 4  # classes, and numbers in names of files
 
 
 def files_beside(root: Path) -> list[Path]:
-    """The tables, lists and .json files in `root`, in the folders in it, and near it."""
+    """The tables, lists, workbooks and .json files in `root`, in the folders in it, and near it."""
     found = []
     for name in ("", "..", "../meta", "../labels", "../val", *FoundFiles(root).top()[0]):
         folder = Path(os.path.normpath(root / name))
         with suppress(OSError):
-            files = [folder / file for file in list_directory(folder)[1] if file.lower().endswith((*_TABLES, ".json"))]
+            files = [folder / file for file in list_directory(folder)[1] if file.lower().endswith(_LISTS)]
             found += files if len(files) <= 20 else []  # more are of single images
     return found
 
@@ -292,7 +293,7 @@ def _advise_tables(root: Path, images: Sequence[str]) -> list[str]:
 
 
 def notes_on_lists(root: Path, class_names: Collection[str]) -> list[Note]:
-    """Lines on lists of splits and MegaDetector's boxes in or beside the folders, which are not read."""
+    """Lines on lists of splits, workbooks and MegaDetector's boxes in or beside the folders, which are not read."""
     found = files_beside(root)
     of_splits = [path for path in found if word_in(path.stem) in SPLIT_NAMES.values()]
     lists = [str(path) for path in of_splits if "split" in path.stem or names_images(path, class_names)]
@@ -305,6 +306,8 @@ def notes_on_lists(root: Path, class_names: Collection[str]) -> list[Note]:
             )
         )
     for path in found:
+        if path.suffix.lower() in WORKBOOKS:
+            notes.append(Note("warning", f"{path}: {IS_WORKBOOK}"))
         if path.suffix == ".json" and path.parent == root and '"detections"' in _text_of(path):
             text = f"{path}: boxes of animals, people and vehicles by MegaDetector, which are not the classes here"
             notes.append(Note("screen", f"{text}; {_FROM_JSON} of them, to train on"))
@@ -313,7 +316,7 @@ def notes_on_lists(root: Path, class_names: Collection[str]) -> list[Note]:
 
 def _other_data(root: Path) -> str:
     """The lists that are not read, and a way to read well-known data."""
-    lists = [path for path in files_beside(root) if names_images(path)]
+    lists = [path for path in files_beside(root) if names_images(path) or path.suffix.lower() in WORKBOOKS]
     fix = "put the images of each class into a folder; -dataset=torchvision/NAME reads public data sets"
     if not lists:
         return fix
@@ -321,6 +324,8 @@ def _other_data(root: Path) -> str:
     way = f"-dataset=csv -data_path={quote(str(lists[0]))}"
     if lists[0].suffix == ".json":
         way = f"{_FROM_JSON} of it"
+    if lists[0].suffix.lower() in WORKBOOKS:
+        way = "save it as CSV"
     return f"not read: {names}; if the labels are in it, {way}; else {fix}"
 
 

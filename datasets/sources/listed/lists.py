@@ -132,10 +132,7 @@ class Lists(Tables):
         root = self.root
         needed = "a folder with train/ and val/, or with train_list.txt and val_list.txt"
         if root.is_file():
-            raise UserError(
-                f"{root}: is a file; give {needed}, or "
-                f"a table ({', '.join(TABLE_SUFFIXES)}): docs/data.md#labels-in-json makes one of JSON"
-            )
+            raise UserError(f"{root}: is a file; give {needed}, or a table ({', '.join(TABLE_SUFFIXES)})")
         if not any(root.glob("*")):  # perhaps a disk that is not mounted yet
             problem = "is empty" if root.is_dir() else "no such folder"
             raise Unavailable(f"{root}: {problem}; give class folders, {needed} (-data_path)")

@@ -3,8 +3,10 @@
 import json
 import re
 
+import numpy as np
 import pytest
 from conftest import ROOT, each_row, line_of, told
+from PIL import Image
 from source_helpers import classes_of, expand, groups_apart, options, read_splits, tree, typed
 
 from utils.errors import UserError
@@ -254,3 +256,29 @@ def test_lists_of_splits_become_a_table(tmp_path, monkeypatch):
     exec(code_of("Lists of splits"), {})
     *_, test = read_splits(options(tmp_path / "DIR/images.csv"))
     assert classes_of(test) == {f"images/{label}/3.jpg": label for label in ("apple_pie", "waffles")}
+
+
+def test_arrays_become_class_folders_and_a_workbook_beside_them_is_named(tmp_path, monkeypatch):
+    """MedMNIST: the code of the docs keeps the official splits and the pixels."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "DIR").mkdir()
+    arrays = {}
+    for split, number in (("train", 12), ("val", 4), ("test", 2)):
+        arrays[f"{split}_images"] = np.full((number, 9, 9), number, np.uint8)
+        arrays[f"{split}_labels"] = np.arange(number)[:, None] % 2
+    np.savez(tmp_path / "DIR/medmnist.npz", **arrays)
+    exec(code_of("Images in arrays"), {})
+    (tmp_path / "DIR/images/Labels.XLSX").write_bytes(b"PK\3\4")
+    splits = read_splits(options(tmp_path / "DIR/images", dataset="folder"))
+    assert [*map(len, splits)] == [12, 4, 2]
+    assert [samples.class_names for samples in splits] == [["0", "1"]] * 3
+    assert [np.unique(Image.open(path)).tolist() for path in sorted((tmp_path / "DIR/images/val").glob("*/*"))] == [
+        [4]
+    ] * 4
+    assert told(splits[0].notes, "Labels.XLSX: is a workbook", "warning")
+
+
+def test_a_workbook_beside_images_without_folders_is_named(tmp_path):
+    tree(tmp_path, "{1,2,3,4}.jpg")
+    (tmp_path / "labels.xlsx").write_bytes(b"PK\3\4")
+    assert re.search("labels.xlsx.*CSV", line_of(read_splits, options(tmp_path, dataset="folder")))

@@ -39,8 +39,12 @@ dataset | path | content | part
 csv | x.csv | PK\3\4\0\0\0\0\0\0 | x.csv: .*CSV
 csv | x.csv | version https://git-lfs\n | x.csv:1:
 csv | x.csv | file,label,label\n1.png,a,b\n | x.csv:1: .*DATA.COLUMNS
-imagenet2012 | a.xlsx | PK | is a file
-imagenet2012 | a.json | PK | is a file
+imagenet2012 | a.xlsx | PK | a.xlsx: is a workbook.* CSV$
+csv | a.ODS | PK | a.ODS: is a workbook.* CSV$
+folder | a.npz | PK | a.npz: .*docs/data.md#images-in-arrays
+csv | a.mat | PK | a.mat: .*docs/data.md#images-in-arrays
+imagenet2012 | a.json | PK | a.json: .*docs/data.md#labels-in-json
+imagenet2012 | a.bin | PK | is a file
 folder | a.zip | PK | a.zip: is an archive
 """
 TO_PREDICT = r"""
