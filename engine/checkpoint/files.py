@@ -197,7 +197,7 @@ def _raise_not_found(resume: str, refused: Sequence[UserError]) -> None:
     problem = "no checkpoint found" if named.exists() else "no such file or folder"
     fix = "give a .pth file, the folder of a run, or auto"
     if runs := runs_newest_first(named):
-        problem = f"is a folder of {len(runs)} runs"
+        problem = "is a folder of runs"
         fix = f"give one of them, such as {shlex.quote(str(runs[0]))}"
     raise Unavailable(f"-resume {resume}: {problem}; {fix}")
 
