@@ -6,10 +6,12 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
 from configs.programs import Program, describe_flags, program_of, programs, split_words
+from configs.schema.config import known_keys
 from configs.yaml_io import parse_value
 from utils.errors import UserError, did_you_mean
 from utils.files import expand_home
@@ -300,6 +302,18 @@ def keys_of(program: Program) -> Iterator[tuple[str, str, str]]:
         key = keys.get(option, option)
         if key.isupper():
             yield name, key, rest
+
+
+@cache
+def other_names() -> dict[str, str]:
+    """Of a flag of another program, in capitals: the key here of its first option; the first program wins."""
+    found: dict[str, str] = {}
+    for program in programs().values():
+        for name, key, rest in keys_of(program):
+            if "(similar" not in rest:
+                found.setdefault(name.upper().replace("-", "_"), key)
+    sections = {key.partition(".")[0] for key in known_keys("vit")}
+    return {name: key for name, key in found.items() if name not in sections and len(name) > 1}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import ErrorDetails
 
-from configs.flags import KEY_FLAGS
+from configs.flags import KEY_FLAGS, other_names
 from configs.programs import paddleclas_keys
 from configs.schema.config import known_keys, model_type
 from configs.schema.data import AUTO
@@ -466,8 +466,7 @@ def _nearest_key(dotted: str, family: str) -> str:
     """A hint for an unknown key: what replaces it, the families that have it, or the nearest known key."""
     if dotted in GONE_KEYS:
         return f", which is gone; {GONE_KEYS[dotted][1]}"
-    of_flags = {flag.name.upper(): flag.key for flag in KEY_FLAGS if flag.key != "NAME"}  # several sections have it
-    others = paddleclas_keys() | of_flags
+    others = other_names() | paddleclas_keys()
     for name in (dotted.upper(), dotted.upper().rpartition(".")[2]):
         if name in others:
             return f"; use {others[name]}"

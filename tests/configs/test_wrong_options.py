@@ -15,6 +15,7 @@ words | names
 --dataset_name x | --dataset_name: flags of transformers'
 --config config/config_AMP_naive.py | AMP.PRESET=naive  # of ColossalAI
 -o Optimizer.lr.learning_rate=0.1 | Optimizer.lr.learning_rate; use TRAIN.BASE_LR  # of PaddleClas
+-opts TRAIN.DROP_PATH=0.1 | TRAIN.DROP_PATH; use MODEL.DROPPATH  # of timm
 configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 -a resnet18 --lr 3 configs | -data_path=configs  # as in the commands of MoCo
 --predict -x.jpg -pretrained=x.pth | unknown: -x
