@@ -28,19 +28,19 @@ def import_timm_optimizers() -> None:
 
     timm's Muon imports them for its steps on such tensors, which this project does not use.
     """
-    with unavailable("torch.distributed.tensor"):  # timm is prepared for the ImportError
+    with _unavailable("torch.distributed.tensor"):  # timm is prepared for the ImportError
         import timm.optim  # noqa: F401
 
 
 def import_tensorboard() -> Any:
     """torch's module of TensorBoard, without the packages by which TensorBoard writes to S3 and other remote places."""
-    with unavailable("botocore", "fsspec"):
+    with _unavailable("botocore", "fsspec"):
         from torch.utils import tensorboard
     return tensorboard
 
 
 @contextmanager
-def unavailable(*names: str) -> Iterator[None]:
+def _unavailable(*names: str) -> Iterator[None]:
     """The context in which an import of these modules, unless they are loaded, is an ImportError."""
     hidden = [name for name in names if name not in sys.modules]
     sys.modules |= dict.fromkeys(hidden)  # type: ignore[arg-type]

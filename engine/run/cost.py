@@ -13,7 +13,6 @@ A GPU or dtype without a figure has no MFU: a missing MFU is better than a wrong
 """
 
 import copy
-import logging
 import operator
 import re
 import time
@@ -35,7 +34,6 @@ from engine.run.facts import Model
 from engine.run.record import RunRecord
 from models.kernels import EXPLICIT, use_attention
 from utils.distributed import ProcessContext
-from utils.library_compat import unavailable
 from utils.notes import Note
 
 
@@ -268,17 +266,16 @@ def flops_per_image(model: nn.Module, data: Data, trains: bool = True) -> int:
     A copy on the meta device runs, with explicit attention and without gradient checkpointing: recomputed values do not
     count as model FLOPs; torch would count the ones of fused attention and checkpointing.
     """
-    logging.getLogger("torch.utils.flop_counter").disabled = True  # a warning that Triton is missing (7 MB)
-    with unavailable("triton"):
-        from torch.utils.flop_counter import FlopCounterMode
+    from torch.utils.flop_counter import FlopCounterMode  # late: it imports Triton
 
     images = torch.empty((1, *data.image_shape), device="meta")
     meta_model = copy_to_meta(model)
     if not trains:  # not by `no_grad`: torch's counter fails on views of parameters, such as an expanded class token
         meta_model.requires_grad_(False)
     use_attention(meta_model, EXPLICIT)
-    for module in meta_model.modules():
-        vars(module)["grad_checkpointing"] = False  # in the copy
+    checkpointed: list[Any] = [module for module in meta_model.modules() if hasattr(module, "grad_checkpointing")]
+    for module in checkpointed:
+        module.grad_checkpointing = False
     counter = FlopCounterMode(
         display=False, custom_mapping={torch.ops.aten.convolution_backward: _convolution_backward_flops}
     )

@@ -98,7 +98,7 @@ LOADED_LATE = (
 )  # fmt: skip
 UNUSED = (  # up to the end
     "boto3", "botocore", "fsspec", "mlflow", "pandas", "pyarrow", "scipy", "sklearn", "trackio", "transformers",
-    "triton", "wandb",
+    "wandb",
 )  # fmt: skip
 AT_FIRST_LOSS = f"""
 import atexit, gc, sys
