@@ -67,15 +67,16 @@ def print_help(topic: str, flags: str = "") -> None:
             paragraph = inspect.cleandoc(rule.__doc__ or "").partition("\n\n")[0]
             print(textwrap.fill(f"{number}. {paragraph}", width=_COLUMNS, subsequent_indent="    "))
         return
+    wrap = functools.partial(textwrap.fill, width=_COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
     found = [key for key in keys if f"{key.name.upper()}.".startswith(f"{topic}.")]
     if not found:
-        lines = [line for line in flags.splitlines() if line.startswith("  -") and _has_words(line, words)]
+        flags = re.sub(r"\n {20,}", " ", flags)  # the descriptions
+        lines = [wrap(line) for line in flags.splitlines() if line.startswith("  -") and _has_words(line, words)]
         found = _keys_about(keys, words)[:_MAX_FOUND]
         if not lines and not found:
             near = did_you_mean(topic, {key.name for key in keys} | {key.section for key in keys} - {""})
             raise UserError(f"-h {topic[:80]}: no such key or section{near}; docs/options.md has all keys")
         print("No key or section has this name; flags and keys about it:", *lines, sep="\n")
-    wrap = functools.partial(textwrap.fill, width=_COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
     for key in found:
         text = f"{key.name}: {key.type} {key.range}".rstrip() + f"; default {key.default}"
         if key.types:

@@ -449,7 +449,9 @@ def _error_line(key: str, error: ErrorDetails, table: OptionTable) -> str:
     if error["type"] in ("model_type", "union_tag_not_found"):
         message = "must be a section of keys"
     names = re.findall("'([^']+)'", error.get("ctx", {}).get("expected", ""))  # of a value that is one of several
-    hint = did_you_mean(format_value(given), names)
+    typed = format_value(given).lower()
+    with_it = [name for name in names if typed in name][:1]  # quadratic_kappa of kappa
+    hint = did_you_mean(typed, with_it or names, 0.5)  # float16 of fp16
     return f"{origin}{key} is {shorten(given)}: {message[0].lower()}{message[1:]}{hint}"
 
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
+from difflib import SequenceMatcher
 from typing import Any, get_args
 from urllib.request import urlopen
 
@@ -33,11 +34,14 @@ LOADER_ARGUMENTS = {
 
 def check_name(name: str) -> None:
     """Raises UserError: timm has no model of this name."""
+
+    def likeness(one: str) -> tuple[float, int]:  # by its beginning, of equal ones the shortest
+        return SequenceMatcher(None, one[: len(name)], name.lower()).ratio(), -len(one)
+
     known = timm.list_models(include_tags="." in name)
     if not timm.is_model(name) or ("." in name and name not in known):
-        same_start = [one for one in known if one.startswith(name.lower().partition(".")[0])]
-        at_224 = {f"{name}_224"}.intersection(known)  # of MAE's vit_base_patch16, whose name is as near to _384
-        hint = did_you_mean(name, at_224 or same_start, cutoff=0.0) or did_you_mean(name, known)
+        near = max(known, key=likeness)
+        hint = f"; did you mean {near}?" if likeness(near)[0] > 0.7 else ""
         if of_timm := name_of_model(name):
             hint = f"; timm's name is {of_timm}"
         raise UserError(f"MODEL.NAME: timm has no model {name[:80]}{hint}")

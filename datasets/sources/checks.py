@@ -152,7 +152,8 @@ def _notes_on_evaluated(
     if not few:
         return []
     lowest = sorted(few, key=counts.__getitem__)[:3]
-    text = f"{len(few)} of {len(order)} classes have fewer than {least} {split} images"
+    number = f"fewer than {least}" if least > 1 else "no"
+    text = f"{len(few)} of {len(order)} classes have {number} {split} images"
     if samples.targets.ndim == 2 and split == "validation":
         text += ", so few that their thresholds are chance"
     example = ", ".join(f"{counts[label]} of {shorten(names[label])}" for label in lowest)

@@ -206,6 +206,8 @@ def _resolve(model: nn.Module, entries: Iterable[str], key: str) -> tuple[set[st
             ops.add(entry)
         elif not found and not (key == _BLACK and entry in _PADDLE_LOSSES):  # the loss is always computed in fp32
             hint = did_you_mean(entry, (*OPS, *paths))
+            if entry == "mul":
+                hint = "; write linear for Paddle's, elementwise_mul for torch's"
             raise UserError(
                 f"{key}: {entry[:80]} is neither an op nor a module of this model{hint} (ops: {', '.join(OPS)})"
             )

@@ -100,6 +100,9 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 -opts TRAIN=3 | TRAIN is 3: must be a section of keys
 -opts TRAIN=3 TRAIN.BASE_LR=1 | TRAIN is 3: must be a section of keys
 -opts EVAL.BEST_METRIC=macrof1 | did you mean macro_f1?
+-opts EVAL.BEST_METRIC=kappa | did you mean quadratic_kappa?
+-amp_dtype=fp16 | did you mean float16?
+-amp_dtype=bf16 | did you mean bfloat16?
 -teacher_model_path=x.pdparams | -teacher_model_path: TRAIN.TEACHER_WEIGHTS needs a distillation
 """
 
