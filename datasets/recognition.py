@@ -1,6 +1,7 @@
 """Which data set DATA_PATH is: a table, parquet files, class folders, or what DATA.DATASET says."""
 
 import os
+import re
 from collections import defaultdict
 from itertools import chain
 from pathlib import Path
@@ -13,17 +14,16 @@ from datasets.sources.listed.lists import METADATA, table_file
 from datasets.sources.listed.parquet import parquet_files
 from datasets.sources.path_words import split_of_images
 from datasets.sources.source import source_class
-from datasets.sources.tables.files import IS_WORKBOOK, PARQUET, TABLE_SUFFIXES, WORKBOOKS
+from datasets.sources.tables.files import IS_WORKBOOK, PARQUET, TABLE_SUFFIXES, WORKBOOK
 from datasets.sources.tables.joins import is_camera_package
 from utils.distributed import ProcessContext, find_on_main
 from utils.errors import UserError
 
-_ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".7z", ".rar")
-_NO_TABLES = {  # the problem of files, by their endings
-    _ARCHIVES: "is an archive; unpack it, and give the folder that it contains",
-    WORKBOOKS: IS_WORKBOOK,
-    (".npz", ".npy", ".mat"): "contains arrays; docs/data.md#images-in-arrays writes them to class folders",
-    (".json",): "docs/data.md#labels-in-json makes a table of it",
+_NO_TABLES = {  # the problem of files, by the ends of their names
+    r"(?i)\.(zip|tar|tgz|tar\.gz|7z|rar)$": "is an archive; unpack it, and give the folder that it contains",
+    WORKBOOK: IS_WORKBOOK,
+    r"(?i)\.(npz|npy|mat)$": "contains arrays; docs/data.md#images-in-arrays writes them to class folders",
+    r"(?i)\.json$": "docs/data.md#labels-in-json makes a table of it",
 }
 
 
@@ -42,8 +42,8 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
             raise UserError(
                 f"{data.data_path}: is a URL, which only -dataset=tar reads; download it, and give a folder"
             )
-        for endings, problem in _NO_TABLES.items():
-            if data.data_path.lower().endswith(endings) and os.path.isfile(data.data_path):
+        for ending, problem in _NO_TABLES.items():
+            if re.search(ending, data.data_path) and os.path.isfile(data.data_path):
                 raise UserError(f"{data.data_path}: {problem}")
         found = recognize_table(data) or _recognize_folders(data)
         return found, data.groups or (found == "csv" and package_groups(data)) or None

@@ -27,7 +27,7 @@ from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, to_nfc
 from datasets.sources.tables.cells import Columns, columns_option
 from datasets.sources.tables.columns import find_layout, likely_columns
-from datasets.sources.tables.files import IS_WORKBOOK, JSON_LINES, TEXT_LIST, WORKBOOKS, open_columns, open_table
+from datasets.sources.tables.files import IS_WORKBOOK, JSON_LINES, TEXT_LIST, WORKBOOK, open_columns, open_table
 from datasets.sources.tables.joins import open_for
 from datasets.sources.tables.rows import table_rows
 from utils.errors import UserError
@@ -35,7 +35,7 @@ from utils.files import open_regular_file
 from utils.notes import Note
 
 _TABLES = (".csv", ".tsv", JSON_LINES, TEXT_LIST)
-_LISTS = (*_TABLES, *WORKBOOKS, ".json")
+_BESIDE = r"(?i)\.(csv|tsv|jsonl?|txt|xlsx|xls|ods)$"
 _FROM_JSON = "docs/data.md#labels-in-json makes a table"
 _ANY = "latin-1"  # reads any file: the labels are compared, not used
 _PART_BYTES = 16384  # four parts of a table: whether it names the images
@@ -56,7 +56,7 @@ def files_beside(root: Path) -> list[Path]:
     for name in ("", "..", "../meta", "../labels", "../val", *FoundFiles(root).top()[0]):
         folder = Path(os.path.normpath(root / name))
         with suppress(OSError):
-            files = [folder / file for file in list_directory(folder)[1] if file.lower().endswith(_LISTS)]
+            files = [folder / file for file in list_directory(folder)[1] if re.search(_BESIDE, file)]
             found += files if len(files) <= 20 else []  # more are of single images
     return found
 
@@ -306,7 +306,7 @@ def notes_on_lists(root: Path, class_names: Collection[str]) -> list[Note]:
             )
         )
     for path in found:
-        if path.suffix.lower() in WORKBOOKS:
+        if re.search(WORKBOOK, path.name):
             notes.append(Note("warning", f"{path}: {IS_WORKBOOK}"))
         if path.suffix == ".json" and path.parent == root and '"detections"' in _text_of(path):
             text = f"{path}: boxes of animals, people and vehicles by MegaDetector, which are not the classes here"
@@ -316,16 +316,14 @@ def notes_on_lists(root: Path, class_names: Collection[str]) -> list[Note]:
 
 def _other_data(root: Path) -> str:
     """The lists that are not read, and a way to read well-known data."""
-    lists = [path for path in files_beside(root) if names_images(path) or path.suffix.lower() in WORKBOOKS]
+    lists = [path for path in files_beside(root) if names_images(path) or re.search(WORKBOOK, path.name)]
     fix = "put the images of each class into a folder; -dataset=torchvision/NAME reads public data sets"
     if not lists:
         return fix
     names = ", ".join(map(str, lists[:_MAX_SHOWN]))
     way = f"-dataset=csv -data_path={quote(str(lists[0]))}"
-    if lists[0].suffix == ".json":
-        way = f"{_FROM_JSON} of it"
-    if lists[0].suffix.lower() in WORKBOOKS:
-        way = "save it as CSV"
+    if lists[0].suffix.lower() not in _TABLES:
+        way = "docs/data.md#labels-in-json makes a table of JSON, or save a workbook as CSV"
     return f"not read: {names}; if the labels are in it, {way}; else {fix}"
 
 

@@ -290,9 +290,21 @@ def refuse_several_labels(rows: Rows, data: Data) -> None:
             line = rows.lines[rows.row_target_ids.index(target_id)]
             option = columns_option(data, {}, several=True)
             raise UserError(
-                f"{rows.file}:{line}: target {shorten(text)} has several labels; "
+                f"{rows.file}:{line}: target {shorten(text)} has several labels; {_advise_classes(rows, data)}"
                 f"-dataset=csv -opts {option} trains with several, or write one per image"
             )
+
+
+def _advise_classes(rows: Rows, data: Data) -> str:
+    """The columns of which each row has exactly one 1, without others that a row with the most labels has, if any."""
+    most = max(rows.target_ids, key=len)
+    for kept in most:
+        left_out = {*most} - {kept}
+        found = [{*target} - left_out for target in rows.target_ids]
+        if left_out and {*map(len, found)} == {1} and found.count({kept}) < len(found):
+            option = columns_option(data, {"label": [name for name in rows.classes if name not in left_out]})
+            return f"-dataset=csv -opts {option} trains with one per image; "
+    return ""
 
 
 def _find_classes(

@@ -24,7 +24,7 @@ from utils.notes import Note
 
 TEXT_LIST, JSON_LINES, PARQUET = ".txt", ".jsonl", ".parquet"
 TABLE_SUFFIXES = (".csv", ".tsv", JSON_LINES, PARQUET)
-WORKBOOKS = (".xlsx", ".xls", ".ods")
+WORKBOOK = r"(?i)\.(xlsx|xls|ods)$"  # the end of its name
 IS_WORKBOOK = "is a workbook, which is not read: save it as CSV"
 LABEL_DIGITS = 6  # a longer label is a typing error, and would create as many classes
 FOLDERS = "the first folders of the paths"  # in place of a column of splits
