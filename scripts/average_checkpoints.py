@@ -70,8 +70,8 @@ def main(argv: list[str]) -> int:
         print("Note: the running statistics of the batch norms are averaged, not measured again")
     weights = {name: tensor.cpu() for name, tensor in mean.items()}
     options = trained.options | {"EVAL": {"TTA": config.eval.tta}}  # of its figure and its thresholds
-    about = {"options": write_yaml(options)} | trained.description | {"class_names": trained.class_names}
-    about |= exported_entry(trained.split)
+    about = {"options": write_yaml(options)} | trained.description | exported_entry(trained.split)
+    about["class_names"] = trained.class_names  # of labels that are numbers none, as before
     if output.exists():
         print_escaped(f"Replaced: {output}, which another command wrote; -output keeps it")
     atomic_save(output, {"model": weights} | about)  # a checkpoint without optimizer

@@ -90,8 +90,8 @@ _OLD_NAMES = {"f1": "macro_f1", "recall": "balanced_accuracy"}  # keys of JSON f
 
 def with_old_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values by name, of some metrics also by the keys that earlier versions wrote."""
-    old_names = {old: name for old, name in _OLD_NAMES.items() if name in values and values.get(old) is None}
-    return dict(values) | {old: values[name] for old, name in old_names.items()}
+    missing = {old: name for old, name in _OLD_NAMES.items() if values.get(old) is None}
+    return dict(values) | {old: values[name] for old, name in missing.items() if name in values}
 
 
 def metrics_of(multi_label: bool) -> list[Metric]:

@@ -261,13 +261,16 @@ def _operating_point(
     goal = operating_goal(plan.config, names)
     if of_weights:
         of_weights = of_weights.model_copy(update={"name": names[of_weights.label]})
+    is_option = any(option.startswith(_KEY) for option in command.flags.opts)
+    if goal is None and is_option:
+        return None  # leaves the point out
     if goal is None or (of_weights and _goal_of(goal) == _goal_of(of_weights)):
         return of_weights
     if of_weights is None and not command.prediction:
         logger.note(Note("screen", f"{_KEY}: the weights have none; its threshold is chosen on these images"))
         logger.note(*note_on_goal(goal, plan.samples))
         return goal
-    if command.flags.cfg or any(option.startswith(_KEY) for option in command.flags.opts):
+    if command.flags.cfg or is_option:
         has = f"{of_weights.title} of {of_weights.name}" if of_weights else "none"
         fix = "remove it here, or start a new run with it (-cfg=RUN/config.yaml)"
         raise UserError(f"{_KEY}: the weights have {has}, and validation images choose a point; {fix}")
@@ -307,11 +310,16 @@ def note_on_goal(goal: OperatingPoint | None, samples: Samples) -> list[Note]:
         groups = np.array([*samples.groups])
         numbers["groups"] = len(np.setdiff1d(groups[wanted], groups[rest]))
     needed = round(1 / (1 - (goal.specificity or goal.sensitivity or 0)))
-    return [
-        Note("screen", f"{_KEY}: {goal.title} of {number} {unit} is 100%; give {needed}, or a lower goal")
-        for unit, number in numbers.items()
-        if number < needed
-    ]
+    notes = []
+    for unit, number in numbers.items():
+        text = f"{goal.title} of {number} {unit} is 100%; give {needed}, or a lower goal"
+        if number == 0:
+            text = f"no {unit} to choose {goal.title} on, so no threshold; give {needed}"
+            if goal.sensitivity and wanted.any():
+                text += ", or groups: any: all groups with the class have images of others, and do not count"
+        if number < needed:
+            notes.append(Note("screen", f"{_KEY}: {text}"))
+    return notes
 
 
 def _check_prediction(options: Prediction, config: Config, number: int) -> None:

@@ -60,7 +60,7 @@ from utils.errors import UserError
 from utils.notes import Note
 
 _DECODE_SECONDS = 2.0  # one error then names most of the unusable images
-_TITLES = {"train": "Training", "test": "Test"}  # of a split, in the log
+_TITLES = {"train": "Training", "val": "Validation", "test": "Test"}  # of a split, in the log
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         class_mask=mask,
         merged=merged,
         split=split,
-        title=_TITLES.get(split, "Validation"),
+        title=_TITLES.get(split, "Evaluation"),
         purpose=FEATURES if command.embeds else EVALUATE,
         notes=notes,
         record=record,

@@ -31,9 +31,11 @@ percent = METRICS["top1"].text  # '99.17%' of 99.17
 
 
 def option(value: Any) -> str:
-    """The value of an option, numbers with six significant digits."""
+    """The value of an option, numbers with six significant digits; of a section without nulls."""
     if isinstance(value, list):
         return f"[{', '.join(map(option, value))}]"
+    if isinstance(value, dict):
+        value = {key: one for key, one in value.items() if one is not None}
     return f"{value:.6g}" if isinstance(value, float) else format_value(value)
 
 

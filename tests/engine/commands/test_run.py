@@ -116,7 +116,7 @@ def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, monkeypatch
     assert finished["resume"] is None
     assert (result["split"], result["samples"], result["finished"]) == ("val", 16, True)
     counts = ["samples", "unreadable", "unreadable_images", "error"]
-    assert [*result["test"]] == [*METRICS, *counts]
+    assert [*result["test"]] == [*METRICS, *counts, "f1"]
     assert result["test"]["samples"] == 16
 
     train([f"-resume={finished['checkpoint']}"])  # nothing is left to train

@@ -115,6 +115,14 @@ def test_a_goal_that_the_groups_cannot_resolve_is_told(goal, told):
     assert [re.search(r"of (\d)", note.text)[1] for note in notes] == told
 
 
+@pytest.mark.parametrize("groups", [None, "any"])
+def test_groups_that_all_have_several_labels_are_told_with_the_option_that_counts_them(groups):
+    samples = ImageArray(np.zeros((4, 1, 1, 1), np.uint8), np.array([0, 1, 0, 1]), ["well", "ill"])
+    samples.arrays |= to_arrays(StringPacker([*"aabb"]).strings(), "groups")
+    notes = note_on_goal(point_of(sensitivity=0.9, groups=groups), samples)
+    assert [note for note in notes if "groups: any" in note.text] == notes[1:] * (groups is None)
+
+
 def test_why_there_is_no_threshold_or_no_interval():
     """Each case has its reason: images of one kind; a goal that none reaches; weights without a threshold."""
     results = drawn(0, 2)
@@ -245,6 +253,10 @@ def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports
     used = read_json(again / "evaluation/summary.json")["operating_point"]
     assert used["threshold"] == found["threshold"]
     assert used["specificity"] != found["specificity"]
+    without = evaluate(
+        tmp_path / "without", f"-pretrained={weights}", "-split=val", *data, "-opts", f"{GOAL[:20]}=null"
+    )
+    assert read_json(without / "evaluation/summary.json")["operating_point"] is None
     for other in (GOAL.replace("3", "4"), GOAL.replace("0.9", "0.5"), GOAL.replace("}", ", groups: any}")):
         for command in ("-predict", "-eval"):
             with refused(r"EVAL\.OPERATING_POINT: the weights have 90% specificity of 3"):
