@@ -19,7 +19,6 @@ from utils.notes import SWEEP
 from utils.tables import to_float
 
 _RISE = 2.0  # points
-_LEAST_STEPS, _FEW_STEPS = 30, 100
 _FAR = 10.0  # points: training above validation; a first epoch below the probe
 _MUCH = 1.5  # times the lowest loss
 _WEIGHTED = {"DATA.BALANCED_SAMPLING": "false", "LOSS.CLASS_WEIGHTS": "null"}  # and their values without weights
@@ -43,15 +42,15 @@ def verdict_of(run: RunContents) -> Verdict:
 def _training_at_chance(run: RunContents) -> Verdict:
     """A training loss that ends at least as high as with equal probabilities of all classes.
 
-    At a good rate it may, too, after a few steps, but then it was never twice as high.
+    At a good rate it may, too, in the first steps: 100, or 30 if it was twice as high.
     """
     chance = math.log(to_float(run.options["MODEL.NUM_CLASSES"]) or 1)
     losses = points(run.epochs, "step", "train_loss")
     if not losses or any(run.options[key] != value for key, value in _LOSS.items()):
         return NONE
     steps, last = losses[-1]
-    is_known = steps >= _FEW_STEPS or _highest(losses) > 2 * chance
-    if steps < _LEAST_STEPS or not is_known or not 0 < chance <= last:
+    least = 30 if _highest(losses) > 2 * chance else 100
+    if steps < least or not 0 < chance <= last:
         return NONE
     return f"The training loss is {number(last)}, and a guess of the class has {chance:.2f}.", _with_lower_rate(run)
 
