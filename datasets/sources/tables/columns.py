@@ -244,7 +244,7 @@ def _unclear_columns(
         kind = "labels"
         names = labels
         hint = " (a name or number in each cell, or columns of 0 and 1)"
-        advice["path"] = paths[0]
+        advice["path"] = with_folder(table, paths[0])
     if not names and any(re.fullmatch(r"(?i)(pixel|px)_?\d*s?", name) for name in table.header):
         fix = "write the images to files, as docs/data.md#torchvisions-data-sets does"
         return UserError(f"{table.file}:1: the pixels of the images are in its columns; {fix}")

@@ -119,7 +119,7 @@ class Table:
         if lost:
             raise UserError(
                 f"{self.file}:1: has no column {list_names(lost)}; it has {list_names(self.header)}{self.unread}; "
-                "correct DATA.COLUMNS or DATA.GROUPS"
+                "correct DATA.GROUPS, or DATA.COLUMNS: -opts 'DATA.COLUMNS={path: NAME, label: NAME}'"
             )
 
     def column(self, name: str) -> Iterator[str]:

@@ -62,8 +62,7 @@ def open_for(file: Path, data: Data, predicts: bool = False) -> Table:
     join = data.given_columns.get("join")
     path = data.given_columns.get("path", "")
     parts = path.split("/")
-    if len(parts) > 1 and path not in table.header:
-        table.require(parts)
+    if path not in table.header and {*parts} <= {*table.header}:
         table = JoinedTable(table, [path], lambda cells: {path: "/".join(filter(None, map(cells.get, parts)))}, path)
     if join and not (predicts and path in table.header):
         other = open_columns(file.parent / join["file"], data.encoding)

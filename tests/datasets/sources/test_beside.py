@@ -183,16 +183,21 @@ def test_each_column_that_may_be_the_label_is_in_the_question(tmp_path):
     assert len(read_splits(of_folders)[0].class_names) == 3
 
 
-@pytest.mark.parametrize("given", ["", "images", "labels.csv"])
-def test_names_that_recur_in_each_folder_are_found_by_two_columns(given, tmp_path):
+@pytest.mark.parametrize(
+    "given, label", [("", "species"), ("images", "species"), ("labels.csv", "species"), ("labels.csv", "grade")]
+)
+def test_names_that_recur_in_each_folder_are_found_by_two_columns(given, label, tmp_path):
     paths = [f"ST{n // 6}/IMG_{n % 6}.jpg" for n in range(24)]
     write(tmp_path, [f"images/{path}" for path in paths])
     rows = [f"{path.replace('/', ',')},{('fox', 'deer')[n // 3 % 2]}" for n, path in enumerate(paths)]
-    (tmp_path / "labels.csv").write_text("\n".join(["station,file,species", *rows]))
+    (tmp_path / "labels.csv").write_text("\n".join([f"station,file,{label}", *rows]))
     data = options(tmp_path / given)
     of_table = typed(line_of(read_splits, data), data)[0]
     found = classes_of(*read_splits(of_table))
     assert [found[path] for path in paths] == ["fox", "fox", "fox", "deer", "deer", "deer"] * 4
+    lost = line_of(read_splits, options(tmp_path / "labels.csv", columns={"path": "site/file", "label": "kind"}))
+    assert "site" in lost
+    assert "kind" in lost
 
 
 def test_few_files_are_looked_for_in_the_folders_beside_a_table(tmp_path, monkeypatch):
