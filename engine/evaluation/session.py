@@ -313,10 +313,12 @@ def note_on_goal(goal: OperatingPoint | None, samples: Samples) -> list[Note]:
     notes = []
     for unit, number in numbers.items():
         text = f"{goal.title} of {number} {unit} is 100%; give {needed}, or a lower goal"
-        if number == 0:
+        if not number:
             text = f"no {unit} to choose {goal.title} on, so no threshold; give {needed}"
             if goal.sensitivity and wanted.any():
-                text += ", or groups: any: all groups with the class have images of others, and do not count"
+                text = (
+                    f"all groups with the class have other labels, too, and do not count; give {needed}, or groups: any"
+                )
         if number < needed:
             notes.append(Note("screen", f"{_KEY}: {text}"))
     return notes
