@@ -307,7 +307,7 @@ def notes_on_lists(root: Path, class_names: Collection[str]) -> list[Note]:
         )
     for path in found:
         if re.search(WORKBOOK, path.name):
-            notes.append(Note("warning", f"{path}: {IS_WORKBOOK}"))
+            notes.append(Note("screen", f"{path}: {IS_WORKBOOK}, if it has labels"))
         if path.suffix == ".json" and path.parent == root and '"detections"' in _text_of(path):
             text = f"{path}: boxes of animals, people and vehicles by MegaDetector, which are not the classes here"
             notes.append(Note("screen", f"{text}; {_FROM_JSON} of them, to train on"))

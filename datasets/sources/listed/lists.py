@@ -300,8 +300,10 @@ def _advise_classes(rows: Rows, data: Data) -> str:
     most = max(rows.target_ids, key=len)
     for kept in most:
         left_out = {*most} - {kept}
-        found = [{*target} - left_out for target in rows.target_ids]
-        if left_out and {*map(len, found)} == {1} and found.count({kept}) < len(found):
+        labels = [{*target} - left_out for target in rows.target_ids]
+        has_one_each = all(len(names) == 1 for names in labels)
+        is_always_kept = all(names == {kept} for names in labels)
+        if left_out and has_one_each and not is_always_kept:
             option = columns_option(data, {"label": [name for name in rows.classes if name not in left_out]})
             return f"-dataset=csv -opts {option} trains with one per image; "
     return ""

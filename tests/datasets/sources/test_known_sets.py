@@ -274,7 +274,7 @@ def test_arrays_become_class_folders_and_a_workbook_beside_them_is_named(tmp_pat
     assert [samples.class_names for samples in splits] == [["0", "1"]] * 3
     pixels = [np.unique(Image.open(path)).tolist() for path in (tmp_path / "DIR/images/val").glob("*/*")]
     assert pixels == [[4]] * 4
-    assert told(splits[0].notes, "Labels.XLSX: is a workbook", "warning")
+    assert told(splits[0].notes, "Labels.XLSX: is a workbook", "screen")
 
 
 def test_a_workbook_beside_images_without_folders_is_named(tmp_path):
