@@ -184,7 +184,7 @@ def test_the_picture_has_the_images_that_the_model_gets(digits_argv, monkeypatch
 @pytest.mark.parametrize("epochs", [slow(1), 2])
 def test_a_loss_at_chance_is_said_once(epochs, digits_argv, capsys):
     options = ["TRAIN.BASE_LR=3", "TRAIN.WARMUP_EPOCHS=0", f"TRAIN.NUM_EPOCHS={epochs}", "VALIDATE_FREQ=2"]
-    train([*digits_argv, *options])
+    train([*digits_argv, *options, "DATA.BATCH_SIZE=8"])
     assert capsys.readouterr().out.count("a guess of the class has") == 1
 
 
