@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
+from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from datasets.decoding.images import BadImage
 from utils.torch_compat import shared_zeros
 
-Drawn = tuple[torch.Tensor, ...]  # the random parameters of a device operation for a batch
+Drawn = tuple[Tensor, ...]  # the random parameters of a device operation for a batch
 PADDING = -1  # the target, and the sample index, of a position in a batch without a sample
 
 
@@ -39,8 +40,8 @@ class Batch(NamedTuple):
     copied: recorded after the copy to a GPU; None on a CPU.
     """
 
-    images: torch.Tensor
-    targets: torch.Tensor
+    images: Tensor
+    targets: Tensor
     samples: int
     drawn: Mapping[str, Drawn] = MappingProxyType({})
     bad: tuple[BadImage, ...] = ()
@@ -76,7 +77,7 @@ class ImageSlots:
         self._number = -1
         _of_rank[self._key] = self
 
-    def next(self) -> torch.Tensor:
+    def next(self) -> Tensor:
         """The next slot of this worker, with the images of an earlier batch."""
         worker = get_worker_info()
         self._number = (self._number + 1) % self.images.shape[1]
@@ -101,7 +102,7 @@ class _Message:
         return _receive, self._parts
 
 
-def _without_file(tensor: torch.Tensor) -> Any:
+def _without_file(tensor: Tensor) -> Any:
     """An array: torch opens a file for each tensor that it sends. numpy has no bfloat16."""
     return tensor if tensor.dtype == torch.bfloat16 else tensor.detach().numpy()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
@@ -71,7 +71,7 @@ class Strategy:
         """
         raise NotImplementedError
 
-    def wrap(self, model: nn.Module, images: torch.Tensor) -> nn.Module:
+    def wrap(self, model: nn.Module, images: Tensor) -> nn.Module:
         """The module whose forward pass training calls. `images` (B, C, S, S), B >= 2: a dummy batch for a warm-up."""
         return model
 
@@ -79,7 +79,7 @@ class Strategy:
         """The context of a micro-step whose gradients are not exchanged yet."""
         return nullcontext()
 
-    def total_norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+    def total_norm(self, gradients: Iterable[Tensor]) -> Tensor:
         """The global L2 norm () of the gradients."""
         return nn.utils.get_total_norm(gradients)
 
@@ -98,7 +98,7 @@ class Strategy:
         """The content of a checkpoint with whole tensors, on rank 0: of a sharded model, copies in host memory."""
         return content
 
-    def receive(self, tensor: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor:
+    def receive(self, tensor: Tensor, own: Tensor | None) -> Tensor:
         """A tensor of a checkpoint for this rank: a part of it if `own`, in its place, is sharded. Collective.
 
         tensor: whole on rank 0; a meta tensor, or a scalar, on the others.
@@ -117,7 +117,7 @@ class Strategy:
         settings = [dict(group) for group in optimizer.param_groups]
         numbered = dict(enumerate(one for group in settings for one in group["params"]))  # as torch numbers them
         moments = {
-            number: tree_map_only(torch.Tensor, partial(self.receive, own=numbered.get(number)), values)
+            number: tree_map_only(Tensor, partial(self.receive, own=numbered.get(number)), values)
             for number, values in state["state"].items()
         }
         optimizer.load_state_dict(state | {"state": moments})
@@ -125,7 +125,7 @@ class Strategy:
             present.pop("nesterov", None)  # before version 0.3, SGD had Nesterov momentum
             group.update(present)
         for parameter, moments in optimizer.state.items():
-            optimizer.state[parameter] = tree_map_only(torch.Tensor, partial(_copy_like, parameter), moments)
+            optimizer.state[parameter] = tree_map_only(Tensor, partial(_copy_like, parameter), moments)
 
 
 @dataclass(eq=False)
@@ -140,7 +140,7 @@ class DDP(Strategy):
     device: torch.device
     options: Parallel
 
-    def wrap(self, model: nn.Module, images: torch.Tensor) -> nn.Module:
+    def wrap(self, model: nn.Module, images: Tensor) -> nn.Module:
         device_ids = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(
             model,
@@ -165,11 +165,11 @@ class DDP(Strategy):
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)
 
-    def receive(self, tensor: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor:
+    def receive(self, tensor: Tensor, own: Tensor | None) -> Tensor:
         return _broadcast(tensor, self.device)
 
 
-def unused_parameters(model: nn.Module, images: torch.Tensor, wrapped: nn.Module) -> list[str]:
+def unused_parameters(model: nn.Module, images: Tensor, wrapped: nn.Module) -> list[str]:
     """The names of the trained parameters without a gradient, by passes of the images that are then discarded."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not trained:
@@ -284,7 +284,7 @@ class FSDP(Strategy):
         finally:
             wrapped.set_requires_all_reduce(True)
 
-    def total_norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+    def total_norm(self, gradients: Iterable[Tensor]) -> Tensor:
         squared = nn.utils.get_total_norm([local_tensor(gradient) for gradient in gradients]).square()
         dist.all_reduce(squared, group=self.mesh.get_group(_SHARD))
         return squared.sqrt()
@@ -308,13 +308,13 @@ class FSDP(Strategy):
     def gather(self, content: dict[str, Any]) -> dict[str, Any]:
         from torch.distributed.tensor import DTensor
 
-        def to_host(tensor: torch.Tensor) -> torch.Tensor | None:
+        def to_host(tensor: Tensor) -> Tensor | None:
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             return whole.detach().to("cpu", copy=True) if self.is_main else None
 
-        return tree_map_only(torch.Tensor, to_host, content)
+        return tree_map_only(Tensor, to_host, content)
 
-    def receive(self, tensor: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor:
+    def receive(self, tensor: Tensor, own: Tensor | None) -> Tensor:
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         if not (isinstance(own, DTensor) and own.shape == tensor.shape):
@@ -322,7 +322,7 @@ class FSDP(Strategy):
         return distribute_tensor(_on_device(tensor, self.device), own.device_mesh, own.placements)
 
 
-def _copy_like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _copy_like(parameter: Tensor, value: Tensor) -> Tensor:
     """A copy outside of the file, with the strides of the parameter if the shapes are equal, as fused kernels need."""
     like = parameter if value.shape == parameter.shape else value
     return torch.empty_like(like, dtype=value.dtype, device=value.device).copy_(value)
@@ -345,7 +345,7 @@ def _units(model: nn.Module) -> "list[FSDPModule]":
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def _broadcast(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _broadcast(tensor: Tensor, device: torch.device) -> Tensor:
     """Rank 0's tensor, on the device. Scalars, which all ranks have, stay on the CPU."""
     if tensor.dim():
         tensor = _on_device(tensor, device)
@@ -353,7 +353,7 @@ def _broadcast(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor
 
 
-def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _on_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A contiguous tensor, uninitialized if `tensor` is a meta tensor."""
     if tensor.is_meta:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from configs.schema.operating_point import UNDECIDED, Decision
 from datasets.sources.samples import UNKNOWN
@@ -78,13 +78,13 @@ class BatchSums:
     samples: known to the host.
     """
 
-    loss: torch.Tensor
-    hits: torch.Tensor
+    loss: Tensor
+    hits: Tensor
     samples: int
 
     @classmethod
     @torch.no_grad()
-    def of(cls, loss_sum: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, samples: int) -> "BatchSums":
+    def of(cls, loss_sum: Tensor, logits: Tensor, targets: Tensor, samples: int) -> "BatchSums":
         """logits (B, classes); targets int64 (B,) or multi-hot (B, classes), negative for padding or `UNKNOWN`.
 
         K is 5, or the number of classes if lower.
@@ -115,7 +115,7 @@ class MetricSums:
         self._restored = torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
         self._one = torch.ones((), device=device)
 
-    def add_step(self, batch: BatchSums, grad_norm: torch.Tensor, skipped: torch.Tensor) -> None:
+    def add_step(self, batch: BatchSums, grad_norm: Tensor, skipped: Tensor) -> None:
         """Adds the batch of an optimizer step; of a skipped step only its number of samples, as skipped.
 
         grad_norm (): before clipping. skipped: bool ().
@@ -126,7 +126,7 @@ class MetricSums:
         self._skipped_samples.add_(skipped, alpha=batch.samples)
         self._samples += batch.samples
 
-    def totals(self) -> torch.Tensor:
+    def totals(self) -> Tensor:
         """The sums of this rank as a checkpoint stores them, float64 (7,): loss, top-1, top-5, samples, samples of
         skipped steps, gradient norm, steps that were not skipped."""
         sums, skipped = self._sums, self._skipped_samples
@@ -134,16 +134,16 @@ class MetricSums:
         parts = (sums[_LOSS], hits[0], hits.sum(), self._samples - skipped, skipped, sums[_GRAD_NORM], sums[_STEPS])
         return self._restored + torch.stack(parts)
 
-    def restore(self, totals: torch.Tensor) -> None:
+    def restore(self, totals: Tensor) -> None:
         """Continues from the totals of a checkpoint, which are sums over all ranks: call it on one rank."""
         self._restored.copy_(totals)
 
-    def reduced(self, context: ProcessContext) -> torch.Tensor:
+    def reduced(self, context: ProcessContext) -> Tensor:
         """The totals (7,) over all ranks; a collective call."""
         return all_reduce_sum(self.totals(), context)
 
 
-def to_metrics(totals: torch.Tensor) -> Metrics:
+def to_metrics(totals: Tensor) -> Metrics:
     """From totals (7,), without values if all steps were skipped.
 
     Gradient norms are equal on all ranks: the mean over ranks and steps is the mean over steps.

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from timm.layers import DropPath
-from torch import nn
+from torch import Tensor, nn
 
 from models.timm_model import classifiers
 from utils.errors import UserError
@@ -102,10 +102,10 @@ class _SharedDropPath(DropPath):
     Eager passes are timm's. The random numbers of compiled ones are the compiler's in any case.
     """
 
-    keep_rate: torch.Tensor  # (), float32
-    scale: torch.Tensor  # (), float32: of a kept sample
+    keep_rate: Tensor  # (), float32
+    scale: Tensor  # (), float32: of a kept sample
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         if not (self.training and torch.compiler.is_compiling()):
             return super().forward(x)  # type: ignore[no-untyped-call]
         kept = torch.rand((len(x),) + (1,) * (x.ndim - 1), device=x.device) < self.keep_rate
@@ -133,7 +133,7 @@ def is_sharded(model: nn.Module) -> bool:
     return any(hasattr(parameter, "to_local") for parameter in model.parameters())
 
 
-def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+def local_tensor(tensor: Tensor) -> Tensor:
     """The part of a sharded tensor that this rank holds, of the same memory; another tensor itself."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
@@ -152,7 +152,7 @@ class FeatureModel(nn.Module):
         if not self.heads:
             raise UserError(f"{name}: this family has no classifier whose input are features; use another model")
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         if not hasattr(self.model, "forward_head"):
             return self._input_of_head(images).flatten(1)
         forward_head = self.model.forward_head
@@ -167,7 +167,7 @@ class FeatureModel(nn.Module):
                 self.model.forward_head = replaced
         return features.flatten(1)
 
-    def _input_of_head(self, images: torch.Tensor) -> torch.Tensor:
+    def _input_of_head(self, images: Tensor) -> Tensor:
         found = []
         hook = self.heads[0].register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
         try:
@@ -176,7 +176,7 @@ class FeatureModel(nn.Module):
             hook.remove()
         return found[0]
 
-    def backbone(self) -> list[torch.Tensor]:
+    def backbone(self) -> list[Tensor]:
         """The tensors that the features depend on: all parameters and buffers except the classifier's."""
         of_head = {id(tensor) for head in self.heads for tensor in head.parameters()}
         return [tensor for tensor in (*self.model.parameters(), *self.model.buffers()) if id(tensor) not in of_head]
@@ -194,7 +194,7 @@ def pool_tokens(model: Any, kind: str, num_classes: int) -> None:
     if "token" in kind and getattr(model, "cls_token", None) is None:
         raise UserError(f"MODEL.FEATURES {kind}: this model has no class token; use avg or pre_logits")
 
-    def forward_head(self: Any, tokens: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
+    def forward_head(self: Any, tokens: Tensor, pre_logits: bool = False) -> Tensor:
         parts = {"token": tokens[:, 0], "avg": tokens[:, first:].mean(dim=1)}
         norm = getattr(self, "fc_norm", nn.Identity())
         features = torch.cat([norm(parts[name]) for name in kind.split("_")], dim=-1)

@@ -23,7 +23,7 @@ from timm.models.metaformer import MetaFormer
 from timm.models.mlp_mixer import Affine, GatedMlp, MixerBlock, MlpMixer, ResBlock, SpatialGatingBlock
 from timm.models.mobilevit import MobileVitBlock  # its import makes the block type "mobilevit" known
 from timm.models.volo import VOLO
-from torch import nn
+from torch import Tensor, nn
 
 from configs.schema import Data
 from configs.schema.families.registry import FAMILIES
@@ -96,7 +96,7 @@ def fine_tuned_mae(**arguments: Any) -> VisionTransformer:
 class _NormThenPool(GroupNorm1):
     """(B, C, H, W) -> (B, C): a norm over channels and pixels, then the mean over the pixels."""
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         return super().forward(images).mean((2, 3))
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import Attention, DropPath, Mlp
 from timm.models.vision_transformer import Block, VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 
 from models import fused_kernels as kernels
 from models.blocks import Casting, add_mixin
@@ -27,7 +27,7 @@ from models.vit import SampleDropBlock
 from utils.torch_compat import hooks_of
 
 
-def _factors(path: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+def _factors(path: nn.Module, x: Tensor) -> Tensor | None:
     """The factors (B,) of a drop-path of x (B, T, N); None without one."""
     if not isinstance(path, DropPath) or not path.training or not path.drop_prob:
         return None
@@ -36,7 +36,7 @@ def _factors(path: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
     return factors.div_(kept) if kept and path.scale_by_keep else factors
 
 
-def run_fused(blocks: Any, x: torch.Tensor, half: torch.dtype) -> torch.Tensor:
+def run_fused(blocks: Any, x: Tensor, half: torch.dtype) -> Tensor:
     """Blocks: x (B, T, N) of the stream -> (B, T, N). half: dtype of the products and of attention."""
     _, tokens, width = x.shape
     stream = x.reshape(-1, width).contiguous()  # the memory of one image may have another order, which `reshape` keeps
@@ -73,7 +73,7 @@ class FusedBlocks(nn.Module):
     half_stream: bool
     hooks: list[dict[int, Any]]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
         is_trained = self.training and torch.is_grad_enabled()
         if not is_trained or not x.is_cuda or half == torch.float32 or any(self.hooks):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import triton
-from torch import nn
+from torch import Tensor, nn
 
 from models import fused_kernels as kernels
 
@@ -27,7 +27,7 @@ def mask_of(dropout: Any) -> dict[str, Any]:
     return dict(zip((*kernels.MASK, "factor", "DROPS"), values, strict=True))
 
 
-def _programs(x: torch.Tensor, blocks: int, per_processor: int) -> int:
+def _programs(x: Tensor, blocks: int, per_processor: int) -> int:
     """Programs that stay: each has sums of its own."""
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
     return min(blocks, processors * per_processor)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from timm.models import VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 
 from models.fused_blocks import run_fused
 from utils.errors import first_line
@@ -60,7 +60,7 @@ def _compare(block: Any, tokens: int, half: torch.dtype, stream: torch.dtype, de
     shape = (2, 2, tokens, block.attn.qkv.in_features)
     x, gradient = torch.randn(shape, device=device, dtype=stream, requires_grad=True)
 
-    def results(is_fused: bool) -> list[torch.Tensor]:
+    def results(is_fused: bool) -> list[Tensor]:
         with torch.autocast(device.type, half):
             out = run_fused(blocks, x, half) if is_fused else blocks(x)
         return [out, *torch.autograd.grad(out, [x, *blocks.parameters()], gradient)]
@@ -74,7 +74,7 @@ def _compare(block: Any, tokens: int, half: torch.dtype, stream: torch.dtype, de
         raise RuntimeError("its kernels with dropout return infinite values")
 
 
-def _differ(plain: torch.Tensor, fused: torch.Tensor, limit: float) -> bool:
+def _differ(plain: Tensor, fused: Tensor, limit: float) -> bool:
     """Whether the error of a row or a channel, or of an element of a vector, is NaN or above `limit` of their root mean
     square. A wrong row hides in the norm of a whole matrix. The gradient of a bias of keys is 0 but for rounding.
     """

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from timm.layers import Attention
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
@@ -83,7 +83,7 @@ def prepare_convolutions(model: nn.Module, channels_last: Literal["auto"] | bool
         model.to(memory_format=torch.channels_last)
 
 
-def fold_batch_norms(model: nn.Module, images: torch.Tensor) -> nn.Module:
+def fold_batch_norms(model: nn.Module, images: Tensor) -> nn.Module:
     """A copy of `model` for evaluations, whose convolutions contain the batch norms of their outputs.
 
     images: (B, C, S, S), whose pass shows these pairs. Returns the model itself if it has no batch norm, or if the
@@ -119,7 +119,7 @@ class FastDropout(nn.Dropout):
     scaled by that rounded rate.
     """
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         dropped_levels = round(self.p * _LEVELS)
         if not self.training or not 0 < dropped_levels <= 255 * 256:
             return super().forward(x)
@@ -128,7 +128,7 @@ class FastDropout(nn.Dropout):
         return x * _random_mask(x, dropped_levels)  # an op of Python takes as long as the mask of a small tensor
 
 
-def _random_mask(x: torch.Tensor, dropped_levels: int) -> torch.Tensor:
+def _random_mask(x: Tensor, dropped_levels: int) -> Tensor:
     """A mask of x's shape and dtype: 0 with probability dropped_levels / 2^16, else the factor that keeps the mean.
 
     An element is dropped if its byte is below a level of 256. So that the rate is exact, the level is one higher for
@@ -158,7 +158,7 @@ _random_mask_op = torch.library.custom_op(
 
 
 @_random_mask_op.register_fake
-def _(x: torch.Tensor, dropped_levels: int) -> torch.Tensor:
+def _(x: Tensor, dropped_levels: int) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from timm.layers import drop_path
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.checkpoint import checkpoint
 
@@ -193,7 +193,7 @@ def _describe_tokens(model: Any, vision: Any, data: Data) -> None:
 class _KeepsBuffers(nn.Module):
     """A mix-in for rotary embeddings, whose frequencies transformers makes in fp32 also for half weights: they stay."""
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         return super()._apply(lambda buffer: buffer.to(fn(buffer).device), recurse)  # type: ignore[no-untyped-call]
 
 
@@ -202,7 +202,7 @@ class _Block(nn.Module):
 
     drop_rate, is_recomputed = 0.0, False
 
-    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         run = super().forward
         if not self.training:
             return run(x, *args, **kwargs)
@@ -217,11 +217,11 @@ class _Block(nn.Module):
 class _Classifier(nn.Module):
     """A mix-in for the model: images -> logits, and timm's methods. blocks: equal ones, which share a compilation."""
 
-    def forward(self: Any, images: torch.Tensor) -> Any:
+    def forward(self: Any, images: Tensor) -> Any:
         output = self.outputs(images)
         return output.logits if hasattr(output, "logits") else self.classifier(output.pooler_output)
 
-    def outputs(self: Any, images: torch.Tensor) -> Any:
+    def outputs(self: Any, images: Tensor) -> Any:
         images = images.flip(1) if getattr(self.config, FLIPS, False) else images
         is_read = has_forward_hooks(self.attn_drop)
         result = super().forward(pixel_values=images, output_attentions=is_read, **self.arguments)
@@ -256,7 +256,7 @@ class _Classifier(nn.Module):
             block.is_recomputed = enable
 
 
-def read_folder(folder: Path) -> dict[str, torch.Tensor]:
+def read_folder(folder: Path) -> dict[str, Tensor]:
     """The tensors of model.safetensors with the names of the model that `build_transformers` makes of config.json."""
     config, auto = _configuration(read_config(folder))
     options = {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save
 from timm.models import group_parameters
-from torch import nn
+from torch import Tensor, nn
 
 from configs.schema.model import Lora, Model
 from models.blocks import add_mixin, blocks_of
@@ -111,7 +111,7 @@ _ENDS = (f".{A}", f".{B}")
 _Layers = dict[str, nn.Linear]  # by their paths
 
 
-def effective_weight(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float) -> torch.Tensor:
+def effective_weight(weight: Tensor, a: Tensor, b: Tensor, alpha: float) -> Tensor:
     """W + alpha / R * B A, (O, I). In the dtype of W: autocast rounds the sum once, as it rounds merged weights."""
     with torch.autocast("cuda" if weight.is_cuda else "cpu", enabled=False):
         return torch.addmm(weight, b, a, alpha=alpha / len(a))
@@ -124,13 +124,13 @@ class _Adapted(nn.Module):
     a parametrization does not see the tokens, so one mask holds for all tokens of a pass.
     """
 
-    lora_A: torch.Tensor
-    lora_B: torch.Tensor
+    lora_A: Tensor
+    lora_B: Tensor
     lora_alpha: float
     lora_dropout: float
 
     @property
-    def weight(self) -> torch.Tensor:
+    def weight(self) -> Tensor:
         weight = self._parameters["weight"]
         a = self.lora_A
         assert weight is not None

@@ -16,7 +16,7 @@ import torch
 from timm.layers import Attention, PatchEmbed, build_sincos2d_pos_embed
 from timm.models import VisionTransformer
 from timm.models.vision_transformer import Block
-from torch import nn
+from torch import Tensor, nn
 
 from configs.schema import Data
 from configs.schema.families.family import ViT
@@ -37,7 +37,7 @@ def num_kept_samples(batch_size: int, rate: float) -> int | None:
     return batch_size - dropped if _MIN_DROPPED <= dropped < batch_size else None
 
 
-def add_residual(x: torch.Tensor, branch: Callable[[torch.Tensor], torch.Tensor], kept: int) -> torch.Tensor:
+def add_residual(x: Tensor, branch: Callable[[Tensor], Tensor], kept: int) -> Tensor:
     """x (B, N, D) + B / K * branch(x) for K random samples, each equally likely; the other samples stay unchanged."""
     chosen = torch.rand(len(x), device=x.device).argsort()[:kept]
     residual = branch(x.index_select(0, chosen))
@@ -59,8 +59,8 @@ class SampleDropBlock(Block):
         self.drops_samples = rate >= MIN_RATE, rate >= MIN_RATE_ON_GPU
 
     def forward(  # type: ignore[override]  # other versions of timm have other arguments
-        self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, **attention: Any
-    ) -> torch.Tensor:
+        self, x: Tensor, attn_mask: Tensor | None = None, **attention: Any
+    ) -> Tensor:
         kept = None
         if self.training and self.drops_samples[int(x.is_cuda)]:
             kept = num_kept_samples(len(x), self.drop_rate)
@@ -70,7 +70,7 @@ class SampleDropBlock(Block):
         return add_residual(x, lambda part: self.ls2(self.mlp(self.norm2(part))), kept)
 
 
-def bigvision_positions(grid: list[int], width: int) -> torch.Tensor:
+def bigvision_positions(grid: list[int], width: int) -> Tensor:
     """big_vision's (N, D): frequencies 10000^(-i / (D / 4 - 1)), in the order sin x, cos x, sin y, cos y.
 
     timm's have the exponent -i / (D / 4), and the order sin y, sin x, cos y, cos x.
@@ -80,7 +80,7 @@ def bigvision_positions(grid: list[int], width: int) -> torch.Tensor:
 
 
 # Of MODEL.POS_EMBED
-_FORMULAS: dict[str, Callable[..., torch.Tensor]]
+_FORMULAS: dict[str, Callable[..., Tensor]]
 _FORMULAS = {"sincos2d": build_sincos2d_pos_embed, "sincos2d_bigvision": bigvision_positions}
 
 

@@ -7,10 +7,9 @@ from functools import partial
 from typing import Any
 
 import timm
-import torch
 from timm.layers import PatchEmbed
 from timm.models import VisionTransformer, build_model_with_cfg, generate_default_cfgs, register_model
-from torch import nn
+from torch import Tensor, nn
 
 default_cfgs = generate_default_cfgs({"vit_stem": {"classifier": "head"}})
 
@@ -36,7 +35,7 @@ class ConvolutionalStem(PatchEmbed):
         self.network = extractor
         self.proj = nn.Conv2d(channels, embed_dim, 1)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         return self.norm(self.proj(self.network(images)[-1]).flatten(2).transpose(1, 2))
 
 

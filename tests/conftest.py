@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from PIL import Image
 from rank_pool import RankPool, environment
+from torch import Tensor
 
 from configs import parts
 from configs.batch_plan import plan_batches
@@ -360,7 +361,7 @@ def digits_flags(output: Path) -> list[str]:
 def tensor_bytes_in_memory() -> int:
     """Of all tensors of this process; the pages of a mapped file do not count."""
     gc.collect()
-    found = [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter)]
+    found = [one for one in gc.get_objects() if type(one) in (Tensor, torch.nn.Parameter)]
     storages = [one.untyped_storage() for one in found if one.layout is torch.strided and one.device.type == "cpu"]
     return sum({one.data_ptr(): one.nbytes() for one in storages if one.resizable()}.values())
 
@@ -487,7 +488,7 @@ def evaluate(output: Path, *argv: str) -> Path:
 
 def assert_same_state(one: object, other: object, where: str = "") -> None:
     """Compares nested dicts and lists bit for bit."""
-    if isinstance(one, torch.Tensor):
+    if isinstance(one, Tensor):
         assert torch.equal(one, other), where
     elif isinstance(one, dict):
         assert one.keys() == other.keys(), where

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -52,15 +52,15 @@ def fake_gpu() -> Iterator[None]:
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         patch.setattr(torch.cuda, "default_generators", [SimpleNamespace(manual_seed=lambda seed: None)])
         patch.setattr(torch.cuda, "Event", _Event)
-        patch.setattr(torch.utils._foreach_utils, "_foreach_supported_types", [torch.Tensor, nn.Parameter, FakeTensor])
+        patch.setattr(torch.utils._foreach_utils, "_foreach_supported_types", [Tensor, nn.Parameter, FakeTensor])
         patch.setattr(FakeTensorMode, "__deepcopy__", lambda mode, memo: mode, raising=False)
         patch.setattr(nn.Module, "to", _module_to)
         patch.setattr(F, "scaled_dot_product_attention", fused_attention)
-        patch.setattr(torch.Tensor, "backward", backward)
+        patch.setattr(Tensor, "backward", backward)
         yield
 
 
-class _Constants(list[torch.Tensor]):
+class _Constants(list[Tensor]):
     """Fake tensors with one element each, whose values timm reads for its rates of drop-path."""
 
     def split(self, sizes: list[int]) -> list["_Constants"]:
@@ -71,7 +71,7 @@ class _Constants(list[torch.Tensor]):
         return [value.item() for value in self]
 
 
-def _linspace(start: float, end: float, steps: int, **options: Any) -> _Constants | torch.Tensor:
+def _linspace(start: float, end: float, steps: int, **options: Any) -> _Constants | Tensor:
     if options.get("device") == GPU:
         return _torch_linspace(start, end, steps, **options)
     return _Constants(torch.tensor(start + (end - start) * index / max(steps - 1, 1)) for index in range(steps))
@@ -83,7 +83,7 @@ def _module_to(
     """torch's own method swaps tensors in place, which fake ones do not support. Memory formats stay."""
     if device is None:
         return module
-    memo: dict[torch.Tensor, torch.Tensor] = {}
+    memo: dict[Tensor, Tensor] = {}
     for part in module.modules():
         for name, parameter in part._parameters.items():
             if parameter is not None and parameter not in memo:
@@ -108,9 +108,7 @@ class _Event:
         return False
 
 
-def fused_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, **options: Any
-) -> torch.Tensor:
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, **options: Any) -> Tensor:
     """The kernel that CUDA chooses for these dtypes, after autocast; cuDNN's on an H100 moves the same bytes."""
     assert not any(options.values()), options
     if torch.is_autocast_enabled("cuda"):
@@ -121,10 +119,10 @@ def fused_attention(
 
 
 @torch.no_grad()
-def backward(loss: torch.Tensor, gradient: torch.Tensor) -> None:
+def backward(loss: Tensor, gradient: Tensor) -> None:
     """`loss.backward(gradient)` in this thread, with the ops of torch's engine: the sums of several gradients of one
     tensor, and over broadcast dimensions."""
-    gradients: defaultdict[Any, dict[int, torch.Tensor]] = defaultdict(dict)
+    gradients: defaultdict[Any, dict[int, Tensor]] = defaultdict(dict)
     gradients[loss.grad_fn][0] = gradient
     waiting = _number_of_uses(loss.grad_fn)
     ready = [loss.grad_fn]
@@ -163,17 +161,17 @@ def _number_of_uses(root: Any) -> Counter[Any]:
     return uses
 
 
-def _fitted(gradient: torch.Tensor, expected: Any) -> torch.Tensor:
+def _fitted(gradient: Tensor, expected: Any) -> Tensor:
     if gradient.shape != torch.Size(expected.shape):
         gradient = gradient.sum_to_size(expected.shape)
     return gradient.to(expected.dtype)
 
 
-def _add(sums: dict[int, torch.Tensor], index: int, gradient: torch.Tensor) -> None:
+def _add(sums: dict[int, Tensor], index: int, gradient: Tensor) -> None:
     sums[index] = sums[index] + gradient if index in sums else gradient
 
 
-def _accumulate(variable: torch.Tensor, gradient: torch.Tensor) -> None:
+def _accumulate(variable: Tensor, gradient: Tensor) -> None:
     if variable.grad is not None:
         variable.grad += gradient
     else:

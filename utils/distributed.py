@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from utils.device import check_runs_kernels, find_shortage, visible_gpus
 from utils.errors import Unavailable, UserError
@@ -274,7 +275,7 @@ def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
     raise Unavailable(f"MASTER_ADDR, MASTER_PORT: {problem}; set them to the host of rank 0 and a free port on it")
 
 
-def all_reduce_sum(tensor: torch.Tensor, context: ProcessContext) -> torch.Tensor:
+def all_reduce_sum(tensor: Tensor, context: ProcessContext) -> Tensor:
     """Sums `tensor` over all processes, in place, and returns it."""
     if context.world_size > 1:
         dist.all_reduce(tensor)
@@ -299,7 +300,7 @@ def gather_objects(value: T, context: ProcessContext) -> list[T]:
     return values
 
 
-def gather_to_main(tensor: torch.Tensor, context: ProcessContext) -> list[torch.Tensor] | None:
+def gather_to_main(tensor: Tensor, context: ProcessContext) -> list[Tensor] | None:
     """The tensors of all processes, of one shape, in the order of ranks; None except on the main process."""
     if context.world_size == 1:
         return [tensor]
@@ -358,7 +359,7 @@ class RankExchange:
     def __init__(self, context: ProcessContext, timeout_seconds: float) -> None:
         self._rank, self._ranks = context.rank, context.world_size
         self._group: Any = None
-        self._pending: tuple[Any, torch.Tensor, bool] | None = None  # the previous call
+        self._pending: tuple[Any, Tensor, bool] | None = None  # the previous call
         if context.world_size > 1:
             try:
                 self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
@@ -374,7 +375,7 @@ class RankExchange:
                     "set GLOO_SOCKET_IFNAME to the name of their common network interface"
                 ) from error
 
-    def swap(self, request: int, seconds: Sequence[float] | None = None) -> tuple[int, torch.Tensor | None]:
+    def swap(self, request: int, seconds: Sequence[float] | None = None) -> tuple[int, Tensor | None]:
         """Sends the request; returns the greatest request of the previous call, 0 at first, and the times of all ranks.
 
         All ranks must call it equally often. In a run of one process the results are of this call.

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves  # nested tuples, lists and dicts
 from torch.utils._pytree import tree_map as tree_map
@@ -39,12 +39,12 @@ def process_group_timeout(device: torch.device, group: dist.ProcessGroup | None 
     return options and options._timeout
 
 
-def loss_scale(scaler: torch.amp.GradScaler) -> torch.Tensor:
+def loss_scale(scaler: torch.amp.GradScaler) -> Tensor:
     """The loss scale, a tensor that may be modified in place; None before the first `scaler.scale(tensor)`."""
     return scaler._scale  # type: ignore[return-value]
 
 
-def growth_tracker(scaler: torch.amp.GradScaler) -> torch.Tensor:
+def growth_tracker(scaler: torch.amp.GradScaler) -> Tensor:
     """The number of consecutive steps without overflow (int32), may be modified in place; None as for `loss_scale`."""
     return scaler._growth_tracker  # type: ignore[return-value]
 
@@ -53,7 +53,7 @@ def growth_tracker(scaler: torch.amp.GradScaler) -> torch.Tensor:
 update_scale = torch._amp_update_scale_
 
 
-def fused_lerp_(starts: list[torch.Tensor], ends: list[torch.Tensor], weight: float, skipped: torch.Tensor) -> None:
+def fused_lerp_(starts: list[Tensor], ends: list[Tensor], weight: float, skipped: Tensor) -> None:
     """start += weight * (end - start) in one kernel for all tensors, unless `skipped`, a bool () on their device.
 
     torch's fused lerp cannot be skipped on the device. Gradient ascent on `end` with a weight decay of 1 is the same.
@@ -115,7 +115,7 @@ class WithoutValues(TorchDispatchMode):
         return arguments[0] if op.overloadpacket in _OF_VALUES else op(*arguments, **(keywords or {}))
 
 
-def base_of(tensor: torch.Tensor) -> torch.Tensor:
+def base_of(tensor: Tensor) -> Tensor:
     """The tensor of which this one is a view, else the tensor itself."""
     return tensor if tensor._base is None else tensor._base
 
@@ -248,7 +248,7 @@ def compile_cache_folders() -> list[str]:
     return [folder, os.environ.get("TRITON_CACHE_DIR") or folder]
 
 
-def shared_zeros(shape: tuple[int, ...]) -> torch.Tensor:
+def shared_zeros(shape: tuple[int, ...]) -> Tensor:
     """Zeros of torch.uint8 in new shared memory; raises RuntimeError if it is full."""
     num_bytes = torch.Size(shape).numel()
     return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(num_bytes)).view(shape)

@@ -22,6 +22,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.ExifTags import Base
 from PIL.ImageFile import ImageFile
+from torch import Tensor
 
 from configs.schema.data import MAX_PIXELS
 from datasets.decoding.dicom import Dicom
@@ -68,7 +69,7 @@ class Decoding:
     max_pixels: int = MAX_PIXELS
 
 
-def _find_jpeg_decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:
+def _find_jpeg_decoder() -> Callable[[Tensor], Tensor] | None:
     """The first decoder that loads: bytes, torch.uint8 (N,) -> torch.uint8 (1 or 3, H, W).
 
     None: Pillow decodes, 1.3 to 1.5 times as slow as torchcodec. torchvision's decoders are deprecated since 0.29, in
@@ -93,7 +94,7 @@ _decode_jpeg = _find_jpeg_decoder()
 class LazyImage:
     """An opened image: its pixels, torch.uint8 (C, H, W), read-only; and the warning of its decoder so far."""
 
-    pixels: torch.Tensor
+    pixels: Tensor
     warning: str = ""
 
 
@@ -108,7 +109,7 @@ class PlainJpeg(LazyImage):
         self.warning = ""
 
     @cached_property
-    def pixels(self) -> torch.Tensor:  # type: ignore[override]  # mypy takes it for a property
+    def pixels(self) -> Tensor:  # type: ignore[override]  # mypy takes it for a property
         with errors_as_bad_image(self.name):
             if _decode_jpeg:
                 pixels = None
@@ -245,7 +246,7 @@ def _has_exif_rotation(image: Image.Image) -> bool:
     return False
 
 
-def _decode_with_pillow(data: bytes, image: ImageFile, mode: str, grey_range: GreyRange | None = None) -> torch.Tensor:
+def _decode_with_pillow(data: bytes, image: ImageFile, mode: str, grey_range: GreyRange | None = None) -> Tensor:
     """data: the content of the opened image."""
     if image.format in ("JPEG", "MPO"):
         image.load()
@@ -254,7 +255,7 @@ def _decode_with_pillow(data: bytes, image: ImageFile, mode: str, grey_range: Gr
     return from_pillow(_convert(data, image, mode, grey_range))
 
 
-def to_pillow(pixels: torch.Tensor) -> Image.Image:
+def to_pillow(pixels: Tensor) -> Image.Image:
     """uint8 (1 or 3, H, W) -> mode L, which may share memory with `pixels`, or RGB.
 
     A resized crop has planes in memory: to merge them takes a fifth of the time of a copy to interleaved channels.
@@ -263,7 +264,7 @@ def to_pillow(pixels: torch.Tensor) -> Image.Image:
     return planes[0] if len(planes) == 1 else Image.merge("RGB", planes)
 
 
-def from_pillow(image: Image.Image) -> torch.Tensor:
+def from_pillow(image: Image.Image) -> Tensor:
     """Mode L or RGB -> uint8 (1 or 3, H, W), a copy with the channels innermost in memory."""
     array = np.array(image)
     return torch.from_numpy(array.reshape(*array.shape[:2], -1)).permute(2, 0, 1)
@@ -358,7 +359,7 @@ def scale_to_8_bits(values: np.ndarray, grey_range: GreyRange) -> np.ndarray:
     return np.rint(scaled).clip(0, 255).astype(np.uint8)
 
 
-def convert_channels(image: torch.Tensor, channels: int) -> torch.Tensor:
+def convert_channels(image: Tensor, channels: int) -> Tensor:
     """torch.uint8 (1 or 3, H, W) -> (channels, H, W), with Pillow's conversion."""
     if channels == len(image):
         return image

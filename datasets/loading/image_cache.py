@@ -19,6 +19,7 @@ from threading import Lock
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from datasets.decoding.decode import LazyImage
 from utils.system import available_bytes
@@ -64,14 +65,14 @@ class ImageCache:
                 self._add(index, pixels)
         return image
 
-    def _pixels(self, place: int) -> torch.Tensor:
+    def _pixels(self, place: int) -> Tensor:
         height, width = np.frombuffer(self._memory, np.int32, 2, place).tolist()
         shape = height, width, self._channels
         size = math.prod(shape)
         flat = torch.frombuffer(self._memory, dtype=torch.uint8, count=size, offset=place + _HEAD_BYTES)
         return flat.view(shape).permute(2, 0, 1)
 
-    def _add(self, index: int, pixels: torch.Tensor) -> None:
+    def _add(self, index: int, pixels: Tensor) -> None:
         """Keeps an image if there is room. Of two processes that add it at the same time, the last one counts."""
         size = _aligned(_HEAD_BYTES + pixels.numel())
         with self._locked():

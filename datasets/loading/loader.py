@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from configs.batch_plan import BatchPlan, EpochLayout
@@ -109,7 +110,7 @@ class BatchReader(Dataset[Batch | UserError]):
                 "lower -num_workers or -batch_size; if one image is large, shrink it or lower DATA.MAX_PIXELS"
             )
 
-    def _read(self, keys: list[Key], images: torch.Tensor) -> Batch:
+    def _read(self, keys: list[Key], images: Tensor) -> Batch:
         """images: memory for the batch, uint8 (B or more, C, S, S)."""
         opened = self.samples.open_all([index for _, index, _ in keys if index != PADDING], self.data.image_channels)
         labels = self.samples.targets
@@ -227,10 +228,10 @@ class Loader:
         for batch in map(self._checked, batches):
             copied = torch.cuda.Event(enable_timing=True)
             with torch.cuda.stream(self._stream):  # the copy overlaps the computation of the batch before
-                batch = tree_map_only(torch.Tensor, lambda one: one.to(self.device, non_blocking=True), batch)
+                batch = tree_map_only(Tensor, lambda one: one.to(self.device, non_blocking=True), batch)
                 copied.record()
             current.wait_stream(self._stream)
-            tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(current), batch)
+            tree_map_only(Tensor, lambda tensor: tensor.record_stream(current), batch)
             yield batch._replace(copied=copied)
 
     def _checked(self, batch: Batch | UserError) -> Batch:
@@ -247,7 +248,7 @@ class Loader:
         return batch
 
 
-def unreadable(targets: torch.Tensor, keys: list[Key]) -> list[int]:
+def unreadable(targets: Tensor, keys: list[Key]) -> list[int]:
     """The indices of the samples of a batch that could not be read."""
     are_padding = is_padding(targets).tolist()
     return [index for (_, index, _), padded in zip(keys, are_padding, strict=True) if padded and index != PADDING]

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from configs.batch_plan import EpochLayout
 from datasets.batch import PADDING
 from utils.seeding import seeded_generator
 
 
-def balanced_order(targets: np.ndarray, num_places: int, seed: int, epoch: int) -> torch.Tensor:
+def balanced_order(targets: np.ndarray, num_places: int, seed: int, epoch: int) -> Tensor:
     """The sample index int64 (num_places,) of each place of an epoch.
 
     The places form blocks of K, in which each class occurs once, in random order (the last block is incomplete). A
@@ -47,7 +48,7 @@ def balanced_order(targets: np.ndarray, num_places: int, seed: int, epoch: int) 
     return by_class[torch.from_numpy(np.stack(draws).T).gather(1, classes).flatten()[:num_places]]
 
 
-def _permutations(number: int, size: int, *seed: int | str) -> torch.Tensor:
+def _permutations(number: int, size: int, *seed: int | str) -> Tensor:
     """Random permutations, int64 (number, size)."""
     return torch.rand((number, size), generator=seeded_generator(*seed), dtype=torch.float64).argsort(1)
 
@@ -57,7 +58,7 @@ class RandomOrder:
 
     size = crc = 0
 
-    def places(self, layout: EpochLayout, epoch: int) -> torch.Tensor:
+    def places(self, layout: EpochLayout, epoch: int) -> Tensor:
         """The sample index in each place of an epoch, int64; with repeats, the first ones are used."""
         return torch.randperm(layout.samples, generator=seeded_generator(layout.seed, "order", epoch))
 
@@ -68,7 +69,7 @@ class BalancedOrder(RandomOrder):
 
     targets: np.ndarray
 
-    def places(self, layout: EpochLayout, epoch: int) -> torch.Tensor:
+    def places(self, layout: EpochLayout, epoch: int) -> Tensor:
         return balanced_order(self.targets, -(-layout.samples // layout.repeats), layout.seed, epoch)
 
 
@@ -88,11 +89,11 @@ class ShardWindows:
         """CRC-32 of `ends`: equal for shards in one order, with equal numbers of samples."""
         return zlib.crc32(np.ascontiguousarray(self.ends, "<i8").data)
 
-    def places(self, layout: EpochLayout, epoch: int) -> torch.Tensor:
+    def places(self, layout: EpochLayout, epoch: int) -> Tensor:
         """As of `RandomOrder`."""
         return self.order(layout.seed, epoch)
 
-    def order(self, seed: int, epoch: int) -> torch.Tensor:
+    def order(self, seed: int, epoch: int) -> Tensor:
         """The sample in each place of an epoch, a permutation, int64 (N,)."""
         starts = np.concatenate([[0], self.ends[:-1]])
         parts = []
@@ -102,7 +103,7 @@ class ShardWindows:
             parts.append(samples[torch.randperm(len(samples), generator=generator)])
         return torch.cat(parts)
 
-    def shards(self, seed: int, epoch: int) -> torch.Tensor:
+    def shards(self, seed: int, epoch: int) -> Tensor:
         """The order of the shards in an epoch, int64 (S,)."""
         return torch.randperm(len(self.ends), generator=seeded_generator(seed, "shards", epoch))
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from configs.parts import DEVICE_AUGMENTATIONS
 from configs.schema import Data, Train
@@ -51,7 +51,7 @@ class Mixup(nn.Module):
         # the probability that a mix is CutMix
         self.cutmix_share = train.mixup_switch_prob if self.mixup_alpha and self.cutmix_alpha else self.cutmix_alpha > 0
 
-    def forward(self, images: torch.Tensor, targets: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, images: Tensor, targets: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
         """Mixes a batch; may overwrite `images`. `epoch` counts from 0."""
         is_off = in_first_plan(epoch, self.plans) >= self.off_epoch
         if is_off or not (self.mixup_alpha or self.cutmix_alpha):
@@ -145,7 +145,7 @@ class RandomAffine(RandomDeviceOperation):
         """float32 (B, 2, 3), zeros for padding."""
         return (torch.tensor([matrix or [[0.0] * 3] * 2 for matrix in drawn]),)
 
-    def forward(self, images: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor, matrices: Tensor) -> Tensor:
         images = images.to(torch.float32)
         grid = F.affine_grid(matrices, list(images.shape), align_corners=False)
         return F.grid_sample(images, grid, align_corners=False)
@@ -154,8 +154,8 @@ class RandomAffine(RandomDeviceOperation):
 class Normalize(nn.Module):
     """Images (B, C, S, S) of values 0..255 -> normalized float32. Of validation images, the whole device transform."""
 
-    factor: torch.Tensor
-    offset: torch.Tensor
+    factor: Tensor
+    offset: Tensor
 
     def __init__(self, data: Data) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class Normalize(nn.Module):
         self.register_buffer("offset", -mean / std, persistent=False)
         self._full_size = [torch.empty(0), torch.empty(0)]  # offset, factor
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         if images.device.type != "cpu":
             return torch.addcmul(self.offset, images, self.factor)
         # On a CPU torch vectorizes this operation for operands of the full size only.
@@ -219,7 +219,7 @@ class RandomErase(RandomDeviceOperation):
         padded = [boxes + [_EMPTY_BOX] * (most - len(boxes)) for _, boxes in erased]
         return torch.tensor([position for position, _ in erased]), torch.tensor(padded)
 
-    def forward(self, images: torch.Tensor, positions: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor, positions: Tensor, boxes: Tensor) -> Tensor:
         """Overwrites the erased parts of normalized float32 (B, C, S, S).
 
         On a CPU noise is drawn for the boxes only. On a GPU many small kernels would take longer than noise for whole
@@ -282,7 +282,7 @@ class TrainTransform(nn.Module):
         self.operations = nn.ModuleList(one for one in operations if one not in last)
         self.mixup, self.last_operations = Mixup(train, num_classes), nn.ModuleList(last)
 
-    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns images float32 (B, C, S, S), and the targets of the batch or, if mixed, float32 (B, classes).
 
         A batch with unreadable images is not mixed: its padding has no label. Noise and mixup use torch's global
@@ -294,7 +294,7 @@ class TrainTransform(nn.Module):
             images, targets = self.mixup(images, targets, batch.epoch)
         return self._run(self.last_operations, images, batch), targets
 
-    def _run(self, operations: nn.ModuleList, images: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def _run(self, operations: nn.ModuleList, images: Tensor, batch: Batch) -> Tensor:
         for operation in operations:
             if not isinstance(operation, RandomDeviceOperation):
                 images = operation(images)

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageOps
+from torch import Tensor
 from torch.nn.functional import interpolate
 
 from configs.parts import HOST_AUGMENTATIONS, Plugin, running_plugins
@@ -50,7 +51,7 @@ Policy = Callable[[Image.Image, random.Random], Image.Image]
 _Operation = Callable[[Image.Image], Image.Image]
 
 
-def apply_policies(policies: Sequence[Policy], pixels: torch.Tensor, rng: random.Random) -> torch.Tensor:
+def apply_policies(policies: Sequence[Policy], pixels: Tensor, rng: random.Random) -> Tensor:
     """Policies in sequence on uint8 (C, S, S): one conversion to a Pillow image, and one back."""
     original = image = to_pillow(pixels)
     for policy in policies:
@@ -201,7 +202,7 @@ def _of_torchvision(policy: str, interpolation: str) -> _Operation:
 _MAX_TRIES = 10
 
 
-def resize(image: torch.Tensor, height: int, width: int, interpolation: str = "bicubic") -> torch.Tensor:
+def resize(image: Tensor, height: int, width: int, interpolation: str = "bicubic") -> Tensor:
     """Resamples torch.uint8 (C, H, W) to (C, height, width): bicubic or bilinear, antialiased, or nearest, as Pillow
     does.
 
@@ -241,7 +242,7 @@ def eval_geometry(data: Data, sides: Sequence[int]) -> tuple[list[int], list[int
     return resized, [-(-one // 2) if one < 0 and is_border_first else round(one / 2) for one in margins]
 
 
-def eval_crop(data: Data, image: LazyImage, rng: random.Random) -> torch.Tensor:
+def eval_crop(data: Data, image: LazyImage, rng: random.Random) -> Tensor:
     """The part of the image that an evaluation shows, torch.uint8 (C, H, W) of DATA.IMAGE_SIZE.
 
     The image is resized for a crop of floor(IMAGE_SIZE / CROP_PCT), then its center is shown. DATA.RESIZE crop resizes
@@ -282,10 +283,10 @@ def random_crop_box(
     return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
 
 
-_ImageOperation = Callable[[torch.Tensor, random.Random], torch.Tensor]
+_ImageOperation = Callable[[Tensor, random.Random], Tensor]
 
 
-def random_resized_crop(data: Data, image: LazyImage, rng: random.Random) -> torch.Tensor:
+def random_resized_crop(data: Data, image: LazyImage, rng: random.Random) -> Tensor:
     """A random box of the image, resized to (C, S, S) (Szegedy et al., 2014)."""
     height, width = data.input_size
     low, high = (ratio * (width / height) for ratio in data.random_crop_ratio)
@@ -295,7 +296,7 @@ def random_resized_crop(data: Data, image: LazyImage, rng: random.Random) -> tor
     return resize(box, height, width, data.interpolation)
 
 
-def random_flip(axis: int, probability: float, image: torch.Tensor, rng: random.Random) -> torch.Tensor:
+def random_flip(axis: int, probability: float, image: Tensor, rng: random.Random) -> Tensor:
     return image.flip(axis) if rng.random() < probability else image
 
 
@@ -309,12 +310,12 @@ class HostTransform:
     """
 
     plugins: tuple[Plugin, ...] = field(init=False, default_factory=running_plugins)
-    crop: Callable[[LazyImage, random.Random], torch.Tensor]
+    crop: Callable[[LazyImage, random.Random], Tensor]
     operations: Sequence[_ImageOperation] = ()
     device_operations: Sequence[RandomDeviceOperation] = ()
     seed: int = 0
 
-    def __call__(self, image: LazyImage, epoch: int, index: int, repeat: int = 0) -> tuple[torch.Tensor, list[Any]]:
+    def __call__(self, image: LazyImage, epoch: int, index: int, repeat: int = 0) -> tuple[Tensor, list[Any]]:
         """Returns uint8 (C, S, S) and the parameters that each device operation has drawn for this sample."""
         place = (epoch, index, repeat) if repeat else (epoch, index)
         rng = random.Random(derive_seed(self.seed, "augment", *place))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from pydantic import BaseModel, FiniteFloat, NonNegativeInt
+from torch import Tensor
 
 from configs.batch_plan import EpochLayout
 from configs.weights import PADDLE, read_entries
@@ -51,13 +52,13 @@ LARGE = (*WEIGHTS, "optimizer")  # the entries whose tensors are on rank 0 only
 class _Content(BaseModel, strict=True, arbitrary_types_allowed=True):
     """The entries of a checkpoint."""
 
-    model: dict[str, torch.Tensor]
-    state_dict_ema: dict[str, torch.Tensor] | None  # AVERAGE
+    model: dict[str, Tensor]
+    state_dict_ema: dict[str, Tensor] | None  # AVERAGE
     optimizer: dict[Any, Any]
     precision: dict[Any, Any]
     epoch: NonNegativeInt
     done_steps: NonNegativeInt
-    sums: torch.Tensor
+    sums: Tensor
     geometry: dict[Any, Any]
     best: dict[str, FiniteFloat | None] | None
     train_seconds: FiniteFloat
@@ -153,7 +154,7 @@ def find_checkpoint(
     found = call_on_main(search, context)
     sent = found
     if found:  # other ranks get meta tensors, but for scalars
-        to_meta = partial(tree_map_only, torch.Tensor, lambda tensor: tensor.to("meta") if tensor.dim() else tensor)
+        to_meta = partial(tree_map_only, Tensor, lambda tensor: tensor.to("meta") if tensor.dim() else tensor)
         sent = replace(found, state=found.state | {entry: to_meta(found.state[entry]) for entry in LARGE})
     sent = broadcast_object(sent, context)
     return found if context.is_main else sent
@@ -269,7 +270,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: has weights only; start from them with -pretrained={shlex.quote(str(path))}")
     _check_content(path, state)
     small = {entry: state[entry] for entry in state.keys() - {*LARGE}}
-    return state | tree_map_only(torch.Tensor, torch.clone, small)  # a run keeps them, and not the file
+    return state | tree_map_only(Tensor, torch.clone, small)  # a run keeps them, and not the file
 
 
 def _check_content(path: Path, state: dict[str, Any]) -> None:
@@ -371,7 +372,7 @@ class CheckpointWriter:
             if tensor_bytes(content) > limit:
                 self._write(content, is_best, periodic, is_later)
                 return
-            content = tree_map_only(torch.Tensor, lambda one: one.detach().to("cpu", copy=True), content)
+            content = tree_map_only(Tensor, lambda one: one.detach().to("cpu", copy=True), content)
         self._pending = self._thread.submit(self._write, content, is_best, periodic, is_later)
 
     def _write(self, content: dict[str, Any], is_best: bool, periodic: str | None, is_later: bool) -> None:

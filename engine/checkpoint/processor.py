@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
+from torch import Tensor
 
 from configs.schema import Data
 from configs.schema.data import MAX_CROP_PCT
@@ -74,12 +74,12 @@ def published_in(folder: Path) -> dict[str, Any]:
     )
 
 
-def _answer(processor: Any, picture: Image.Image) -> torch.Tensor:
+def _answer(processor: Any, picture: Image.Image) -> Tensor:
     """The processor's normalized pixels (C, H, W) of a picture, as transformers' pipeline opens it."""
     return processor(images=picture.convert("RGB"), return_tensors="pt")["pixel_values"][0]
 
 
-def _without_noise(values: torch.Tensor) -> tuple[float, ...]:
+def _without_noise(values: Tensor) -> tuple[float, ...]:
     """Numbers without the rounding errors of float32, and without -0."""
     return tuple(float(f"{number:.6g}") + 0.0 for number in values.tolist())
 
@@ -107,7 +107,7 @@ def _open(picture: Image.Image) -> LazyImage:
     return open_image(file.getvalue(), 3, lambda: "a picture")
 
 
-def _difference(config: dict[str, Any], image: LazyImage, answer: torch.Tensor) -> float:
+def _difference(config: dict[str, Any], image: LazyImage, answer: Tensor) -> float:
     """The mean difference between the answer and the pixels of an evaluation by `config`; infinite for other shapes."""
     training, evaluation = preprocessing_of(config)
     data = Data.model_validate(training | evaluation)

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from pydantic import BaseModel, Field, ValidationError
+from torch import Tensor
 
 from configs.schema import Data
 from configs.schema.model import Model
@@ -87,13 +88,13 @@ def _held_out_entry(split: RunSplit, stored: Callable[[tuple[str, ...]], Any]) -
     return entry
 
 
-def _to_tensor(names: tuple[str, ...]) -> torch.Tensor:
+def _to_tensor(names: tuple[str, ...]) -> Tensor:
     return torch.frombuffer(bytearray("\0".join(names).encode("utf-8", "surrogateescape")), dtype=torch.uint8)
 
 
 def _to_names(names: Any) -> tuple[str, ...]:
     """The names of a checkpoint, in a tensor, or of an export, in a list; raises ValueError for others."""
-    if isinstance(names, torch.Tensor):
+    if isinstance(names, Tensor):
         return tuple(names.numpy().tobytes().decode("utf-8", "surrogateescape").split("\0"))
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError("no split")
@@ -132,7 +133,7 @@ def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
         return rule
     try:
         digest, held_out = entry["digest"], entry["held_out"]
-        if isinstance(held_out, torch.Tensor):  # of a checkpoint
+        if isinstance(held_out, Tensor):  # of a checkpoint
             trained = entry["trained"].numpy().view(np.uint64)
         else:  # of an export: before version 0.3 without hashes
             trained = np.frombuffer(bytes.fromhex(entry.get("trained", "")), "<u8")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from configs.schema.operating_point import OperatingPoint
 from datasets.batch import PADDING, Batch
@@ -72,7 +72,7 @@ class Evaluator:
     multi_label: bool = False
     best_metric: str | None = None
     keeps_logits: bool = False
-    class_mask: torch.Tensor | None = None
+    class_mask: Tensor | None = None
     merged: Mapping[int, Sequence[int]] = field(default_factory=dict)
     thresholds: np.ndarray | None = None
     temperature: float | None = None
@@ -125,7 +125,7 @@ class Evaluator:
             temperature = self.temperature or 1.0
             yield SampleResults(**computed, temperature=temperature, multi_label=self.multi_label) if computed else None
 
-    def _summarize(self, logits: torch.Tensor, targets: torch.Tensor, top_k: int = TOP_K) -> Fields:
+    def _summarize(self, logits: Tensor, targets: Tensor, top_k: int = TOP_K) -> Fields:
         ranked = (score_classes if self.multi_label else _rank_classes)(logits, targets, top_k)
         return ranked | ({"logits": logits.half().clamp(-65504, 65504)} if self.keeps_logits else {})
 
@@ -148,7 +148,7 @@ class Evaluator:
         self,
         model: nn.Module,
         batches: Loader,
-        summarize: Callable[[torch.Tensor, torch.Tensor], Fields],
+        summarize: Callable[[Tensor, Tensor], Fields],
         every: int,
         after_batch: AfterBatch,
     ) -> Iterator[Computed | None]:
@@ -202,7 +202,7 @@ class Evaluator:
                 figures = f"{format_speed(speed)}, left {format_duration((end(total) - done) / speed)}"
                 logging.getLogger(RUN_LOG).info(f"----- {done} of {end(total)} images done, {figures}")
 
-    def forward(self, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, model: nn.Module, images: Tensor) -> Tensor:
         """The logits, or other outputs of `model`, float32 (B, C), of normalized images (B, channels, S, S)."""
         logits = model(images).float()
         logits = (logits + model(images.flip(-1)).float()) / 2 if self.flips else logits
@@ -236,7 +236,7 @@ class Evaluator:
         return arrays, {index: image for part in gathered_bad for index, image in part.items()}
 
 
-def _rank_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> Fields:
+def _rank_classes(logits: Tensor, targets: Tensor, top_k: int) -> Fields:
     """The fields of `SampleResults` for a batch: logits (B, C), targets int64 (B,) -> tensors (B, ...)."""
     if targets.ndim == 2:  # multi-hot int8 (B, C): each label is right, so the most probable one is the target
         best = logits.masked_fill(targets != 1, -torch.inf).argmax(-1)

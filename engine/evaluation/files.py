@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps
-from torch import nn
+from torch import Tensor, nn
 
 from configs.schema import Config, Data
 from datasets.batch import Batch, is_padding
@@ -46,7 +46,7 @@ _Key = TypeVar("_Key", int, str)  # of a picture
 _LOW, _MIDDLE, _HIGH = (0, 0, 4), (188, 55, 84), (252, 255, 164)  # RGB of matplotlib's inferno
 
 
-def write_pictures(folder: Path, images: Mapping[_Key, tuple[Samples, int]], data: Data) -> dict[_Key, torch.Tensor]:
+def write_pictures(folder: Path, images: Mapping[_Key, tuple[Samples, int]], data: Data) -> dict[_Key, Tensor]:
     """Writes `<key>.jpg` of images: the crop that the model sees; returns the crops, uint8 (C, S, S), by key.
 
     images: samples and index of each, by key. An image that cannot be read has no picture. The earlier pictures of
@@ -55,7 +55,7 @@ def write_pictures(folder: Path, images: Mapping[_Key, tuple[Samples, int]], dat
     shutil.rmtree(folder, ignore_errors=True)
     make_own_folder(folder)
     transform = build_eval_host_transform(data)
-    crops = dict[_Key, torch.Tensor]()
+    crops = dict[_Key, Tensor]()
     for key, (samples, index) in images.items():
         with suppress(BadImage):
             crops[key], _ = transform(samples.open(index, data.image_channels), 0, index)
@@ -63,7 +63,7 @@ def write_pictures(folder: Path, images: Mapping[_Key, tuple[Samples, int]], dat
     return crops
 
 
-def write_attention(folder: Path, crops: dict[int, torch.Tensor], model: nn.Module, evaluator: Evaluator) -> str | None:
+def write_attention(folder: Path, crops: dict[int, Tensor], model: nn.Module, evaluator: Evaluator) -> str | None:
     """Writes `<index>-attention.jpg` of each crop: the attention rollout over the picture; raises OSError.
 
     Returns why the model has no attention maps; None if it has some.
@@ -84,7 +84,7 @@ _NOT_PLAIN = ("lambda_init", "num_parallel")  # of timm's differential attention
 
 
 @torch.inference_mode()
-def attention_rollout(model: nn.Module, images: torch.Tensor, evaluator: Evaluator) -> torch.Tensor | str:
+def attention_rollout(model: nn.Module, images: Tensor, evaluator: Evaluator) -> Tensor | str:
     """Images (B, C, S, S) -> float32 (B, rows, columns) in 0..1 on the CPU: how much each patch adds to the output.
 
     Attention rollout (Abnar and Zuidema, 2020): the product over the layers of (A + I) / 2, A the mean over the heads.
@@ -100,9 +100,9 @@ def attention_rollout(model: nn.Module, images: torch.Tensor, evaluator: Evaluat
     if not is_plain or _pooling_of(model) not in ("token", "avg"):
         text = "attention maps need a ViT with one attention per block"
         return f"{text}, and a class token or the average of the patches as its output"
-    layers = list[torch.Tensor]()
+    layers = list[Tensor]()
 
-    def keep_mean(module: nn.Module, inputs: tuple[torch.Tensor, ...], maps: torch.Tensor) -> None:
+    def keep_mean(module: nn.Module, inputs: tuple[Tensor, ...], maps: Tensor) -> None:
         """maps: (B, H, T, T), the output of timm's modules `attn_drop`, whose AttentionExtract would keep all heads."""
         layers.append(maps.float().mean(1))
 
@@ -128,7 +128,7 @@ def attention_rollout(model: nn.Module, images: torch.Tensor, evaluator: Evaluat
     return to_unit_range(output[:, num_prefix:].unflatten(1, grid))
 
 
-def to_unit_range(maps: torch.Tensor) -> torch.Tensor:
+def to_unit_range(maps: Tensor) -> Tensor:
     """Maps (B, rows, columns), each scaled to 0..1, on the CPU."""
     low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
     return ((maps - low) / (high - low).clamp(min=1e-30)).cpu()
@@ -144,7 +144,7 @@ def _pooling_of(model: nn.Module) -> Any:
     return getattr(model, "pooled_tokens", getattr(model, "global_pool", "token"))
 
 
-def to_picture(crop: torch.Tensor, side: int = _SIDE) -> Image.Image:
+def to_picture(crop: Tensor, side: int = _SIDE) -> Image.Image:
     """uint8 (C, H, W) -> RGB, its longer side of `side` pixels; small images are enlarged pixel by pixel."""
     pixels = crop.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
     picture, longer = Image.fromarray(pixels), max(crop.shape[1:])
@@ -152,7 +152,7 @@ def to_picture(crop: torch.Tensor, side: int = _SIDE) -> Image.Image:
     return picture.resize([max(1, side * length // longer) for length in picture.size], resampling)
 
 
-def write_map(path: Path, crop: torch.Tensor, heat: torch.Tensor, side: int = _SIDE) -> None:
+def write_map(path: Path, crop: Tensor, heat: Tensor, side: int = _SIDE) -> None:
     """Writes the gray crop, uint8 (C, H, W), colored by the map (rows, columns) in 0..1, as `to_picture`."""
     gray = to_picture(crop, side).convert("L").convert("RGB")
     levels = Image.fromarray((255 * heat).byte().numpy()).resize(gray.size, Image.Resampling.BILINEAR)
@@ -204,7 +204,7 @@ def write_maps(
         write_map(folder / explanation_file(index, samples.name(index)), shown, heat, side)
 
 
-def map_of_image(heat: torch.Tensor, data: Data, height: int, width: int) -> torch.Tensor:
+def map_of_image(heat: Tensor, data: Data, height: int, width: int) -> Tensor:
     """The map of the crop of an evaluation (rows, columns) -> of its image (height, width), 0 outside of the crop."""
     resized, (top, left) = eval_geometry(data, (height, width))
     down, right = (cells / pixels for cells, pixels in zip(heat.shape, data.input_size, strict=True))
@@ -214,13 +214,13 @@ def map_of_image(heat: torch.Tensor, data: Data, height: int, width: int) -> tor
     return torch.from_numpy(np.array(whole))
 
 
-def heat_map(model: nn.Module, images: torch.Tensor, evaluator: Evaluator) -> torch.Tensor:
+def heat_map(model: nn.Module, images: Tensor, evaluator: Evaluator) -> Tensor:
     """The attention rollout if the model reads a class token that attends over one grid, else the gradient."""
     maps = attention_rollout(model, images, evaluator) if reads_class_token(model) else ""
     return input_gradient(model, images, evaluator) if isinstance(maps, str) else maps
 
 
-def input_gradient(model: nn.Module, images: torch.Tensor, evaluator: Evaluator) -> torch.Tensor:
+def input_gradient(model: nn.Module, images: Tensor, evaluator: Evaluator) -> Tensor:
     """Input x gradient (Shrikumar et al., 2016): normalized images (B, C, S, S) -> float32 (B, G, G) in 0..1.
 
     The gradient is of the highest logit. A cell of the map is the mean over its pixels of |sum over the channels|.

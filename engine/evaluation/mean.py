@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from configs.schema.operating_point import UNDECIDED, Decision
 from engine.checkpoint.weights_record import decision_to_entries, read_decision
@@ -30,7 +30,7 @@ class MeanOfModels(nn.Module):
         self._evaluators = [evaluator for evaluator, _ in members]
         self.models = nn.ModuleList(model for _, model in members)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         pairs = zip(self._evaluators, self.models, strict=True)
         logits = torch.stack([one.forward(model, images) / (one.temperature or 1) for one, model in pairs])
         if self._evaluators[0].multi_label:

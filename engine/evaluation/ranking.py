@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from datasets.sources.samples import UNKNOWN
 from utils.metric_table import OPERATING, OPERATING_POINTS
@@ -17,7 +18,7 @@ LOWEST = float(np.finfo(np.float32).min)  # the score of a class that is NaN
 _FEWEST_COLUMNS, _CELLS = 64, 1 << 20  # that are read at a time
 
 
-def log_odds(logits: torch.Tensor) -> torch.Tensor:
+def log_odds(logits: Tensor) -> Tensor:
     """log(p / (1 - p)) of the softmax p of logits, float32 (B, C): ranks samples also where p is 1 in float32.
 
     Of two classes the margin. Of more classes in float64 and rounded, so that samples of equal p have equal scores.
@@ -32,7 +33,7 @@ def log_odds(logits: torch.Tensor) -> torch.Tensor:
     return odds.scatter(-1, best, exact.gather(-1, best) - others).float()  # p may be 1 of the best class only
 
 
-def rank_labels(logits: torch.Tensor, top_k: int) -> torch.Tensor:
+def rank_labels(logits: Tensor, top_k: int) -> Tensor:
     """The labels of the highest logits, int64 (B, at most top_k), of equal ones the lowest label first.
 
     logits: float32 (B, C). The order of equal values in torch's `topk` depends on their number, and a stable sort takes

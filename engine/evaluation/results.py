@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from configs.schema.operating_point import Decision, OperatingPoint
 from datasets.batch import PADDING, is_padding
@@ -34,10 +35,10 @@ from engine.progress import Metrics
 from utils.metric_table import OPERATING, best_metric, metrics_of
 
 TOP_K = 5
-Fields = dict[str, torch.Tensor]  # of `SampleResults`, (B, ...) of a batch
+Fields = dict[str, Tensor]  # of `SampleResults`, (B, ...) of a batch
 
 
-def score_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> Fields:
+def score_classes(logits: Tensor, targets: Tensor, top_k: int) -> Fields:
     """The fields of `SampleResults` for a batch: logits float32 (B, C), multi-hot targets int8 (B, C) -> (B, ...).
 
     The loss is binary cross-entropy, the mean over the known classes, without label smoothing and class weights.

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from datasets.sources.corrections import CORRECTION, PATH, place_of, places_of
 from datasets.sources.samples import UNKNOWN
@@ -57,7 +58,7 @@ class Margins(NamedTuple):
         return suspects
 
 
-def margins(probabilities: torch.Tensor, targets: torch.Tensor) -> Margins:
+def margins(probabilities: Tensor, targets: Tensor) -> Margins:
     """probabilities: (N, C), C >= 2. targets: int64 (N,), or int8 (N, C), whose unknown labels have the margin 1."""
     if targets.ndim == 2:
         has_label = targets > 0

@@ -11,19 +11,18 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from datasets.sources.samples import label_pairs
 from datasets.sources.split import most_frequent
 from engine.evaluation.suspects import Margins, margins
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # see `build_loss` in engine/training/loss.py
+Loss = Callable[[Tensor, Tensor], Tensor]  # see `build_loss` in engine/training/loss.py
 _NEIGHBORS, _TEMPERATURE = 20, 0.07
 _ROWS = 1024  # of similarities at a time
 
 
-def knn_top1(
-    features: torch.Tensor, targets: torch.Tensor, queries: torch.Tensor, query_targets: torch.Tensor, num_classes: int
-) -> float:
+def knn_top1(features: Tensor, targets: Tensor, queries: Tensor, query_targets: Tensor, num_classes: int) -> float:
     """The share of queries whose class the neighbors predict, in percent.
 
     The 20 training images of the highest cosine similarity s vote, with the weight exp(s / 0.07).
@@ -45,8 +44,8 @@ _FOLDS, _TUNING_ITERATIONS, _ITERATIONS = 5, 100, 1000
 
 
 def fit_probe(
-    features: torch.Tensor, targets: torch.Tensor, num_classes: int, loss: Loss, folds: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor, float]:
+    features: Tensor, targets: Tensor, num_classes: int, loss: Loss, folds: Tensor | None = None
+) -> tuple[Tensor, Tensor, float]:
     """Weight (C, F), bias (C,), and their L2 penalty, which has the lowest loss on five folds; deterministic.
 
     The fit is on standardized features; the weights are for the features as they are. The loss of a fold is of the
@@ -77,7 +76,7 @@ def fit_probe(
     return weight, fitted[:, -1] - weight @ mean, best
 
 
-def standardize(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def standardize(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs of `fit_linear` (N, F + 1), and the mean and the standard deviation of the features, (F,)."""
     mean, std = features.mean(0), features.std(0, correction=0)
     std = torch.where(std > 0, std, 1)
@@ -85,13 +84,13 @@ def standardize(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
 
 
 def fit_linear(
-    inputs: torch.Tensor,
-    targets: torch.Tensor,
+    inputs: Tensor,
+    targets: Tensor,
     loss: Loss,
     l2: float,
-    start: torch.Tensor,
+    start: Tensor,
     iterations: int = _ITERATIONS,
-) -> torch.Tensor:
+) -> Tensor:
     """Minimizes mean loss + l2 / 2 * |weight|^2 by L-BFGS: weight and bias (C, F + 1), from `start`.
 
     scikit-learn's LogisticRegression has this objective with C = 1 / (l2 * N); with two classes, which have one row
@@ -104,7 +103,7 @@ def fit_linear(
         [fitted], max_iter=iterations, tolerance_grad=1e-7, history_size=20, line_search_fn="strong_wolfe"
     )
 
-    def objective() -> torch.Tensor:
+    def objective() -> Tensor:
         optimizer.zero_grad()
         value = l2 / 2 * fitted[:, :-1].square().sum()
         value.backward()
@@ -118,7 +117,7 @@ def fit_linear(
     return fitted.detach()
 
 
-def stratified_folds(targets: torch.Tensor, group_of: np.ndarray | None = None) -> torch.Tensor:
+def stratified_folds(targets: Tensor, group_of: np.ndarray | None = None) -> Tensor:
     """The fold of each sample, (N,): the samples of a class, or of a set of labels, go to five folds in turn.
 
     group_of: numbers of groups from 0, (N,); whole groups go to the folds, by their most frequent class.
@@ -132,7 +131,7 @@ def stratified_folds(targets: torch.Tensor, group_of: np.ndarray | None = None) 
     return folds
 
 
-def classes_of_one_fold(targets: torch.Tensor, folds: torch.Tensor) -> torch.Tensor:
+def classes_of_one_fold(targets: Tensor, folds: Tensor) -> Tensor:
     """The classes whose samples are all in one fold, int64 (M,): fitted without it, a classifier does not know them."""
     rows, labels = label_pairs(targets.cpu().numpy())
     fold_of = folds.cpu()[rows]
@@ -141,17 +140,17 @@ def classes_of_one_fold(targets: torch.Tensor, folds: torch.Tensor) -> torch.Ten
     return (counts.sum(1) == 1).nonzero()[:, 0].to(targets.device)
 
 
-def have_label(targets: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def have_label(targets: Tensor, labels: Tensor) -> Tensor:
     """Whether each sample has one of the labels, bool (N,)."""
     return torch.isin(targets, labels) if targets.ndim == 1 else (targets[:, labels] > 0).any(1)
 
 
-def probabilities_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def probabilities_of(logits: Tensor, targets: Tensor) -> Tensor:
     return logits.sigmoid() if targets.ndim == 2 else logits.softmax(1)
 
 
 def out_of_fold_margins(
-    features: torch.Tensor, targets: torch.Tensor, num_classes: int, loss: Loss, l2: float, folds: torch.Tensor
+    features: Tensor, targets: Tensor, num_classes: int, loss: Loss, l2: float, folds: Tensor
 ) -> Margins:
     """The margins by the linear classifiers that are fitted without the fold of a sample.
 

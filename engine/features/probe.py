@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from configs.schema import Config
 from datasets.decoding.images import BadImage
@@ -57,8 +57,8 @@ class Features(NamedTuple):
     file: of all samples.
     """
 
-    values: torch.Tensor
-    targets: torch.Tensor
+    values: Tensor
+    targets: Tensor
     indices: np.ndarray
     file: Extracted
 
@@ -70,8 +70,8 @@ class Solved(NamedTuple):
     On the main process alone: sums: of the training images; results: of the validation images.
     """
 
-    weight: torch.Tensor
-    bias: torch.Tensor
+    weight: Tensor
+    bias: Tensor
     l2: float
     knn_top1: float | None
     sums: BatchSums | None
@@ -221,7 +221,7 @@ def _products_in_float32() -> Iterator[None]:
         matmul.allow_tf32 = before
 
 
-def _folds_of(task: ProbeTask, train: Features) -> torch.Tensor:
+def _folds_of(task: ProbeTask, train: Features) -> Tensor:
     """The fold of each readable training image, (N,): of whole groups, where there are several."""
     groups = task.train.groups
     group_of = None

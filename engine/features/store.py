@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from configs.command_line import unused_keys
 from configs.load import flatten
@@ -256,7 +257,7 @@ _DECIDING = (
 )
 
 
-def digest_inputs(config: Config, weights: Iterable[torch.Tensor], device: str) -> str:
+def digest_inputs(config: Config, weights: Iterable[Tensor], device: str) -> str:
     """A digest of all that the features of an image depend on: options, weights, kind of device, and code."""
     values = config.model_dump(mode="json", by_alias=True, include={"data", "model", "amp", "eval", "deterministic"})
     unused = [*_WITHOUT_EFFECT.split(), *unused_keys("eval")]

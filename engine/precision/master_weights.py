@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 from timm.utils import ModelEmaV3
-from torch import nn
+from torch import Tensor, nn
 
 from engine.precision.op_lists import keeps_fp32_weights
 from models.blocks import local_tensor
@@ -30,7 +30,7 @@ def half_copy(model: nn.Module, half: torch.dtype, half_buffers: bool) -> nn.Mod
         halved = nn.Parameter(parameter.detach().to(half), requires_grad=parameter.requires_grad)
         memo.setdefault(id(parameter), halved)
 
-    def to_half(tensor: torch.Tensor) -> torch.Tensor:
+    def to_half(tensor: Tensor) -> Tensor:
         return tensor.to(half) if tensor.is_floating_point() and id(tensor) not in kept else tensor
 
     copied = copy.deepcopy(model, memo)
@@ -55,9 +55,9 @@ class MasterWeights:
         pairs = [pair for pair in zip(master.parameters(), compute.parameters(), strict=True) if pair[0] is not pair[1]]
         self._frozen = [pair for pair in pairs if not pair[0].requires_grad]
         trained = [pair for pair in pairs if pair[0].requires_grad]
-        self._master_parameters: list[torch.Tensor] = [full for full, _ in trained]
-        self._compute_parameters: list[torch.Tensor] = [half for _, half in trained]
-        self._values: torch.Tensor | None = None  # O3: all master weights, in one tensor
+        self._master_parameters: list[Tensor] = [full for full, _ in trained]
+        self._compute_parameters: list[Tensor] = [half for _, half in trained]
+        self._values: Tensor | None = None  # O3: all master weights, in one tensor
         zero = torch.zeros((), device=next(master.parameters()).device)
         self._shapes_only = [zero.expand(full.shape) for full in self._master_parameters]
         self._stats = _flatten_batch_stats(compute)
@@ -126,7 +126,7 @@ class MasterWeights:
         for saved, current in zip(self._saved_stats, self._stats, strict=True):
             saved.copy_(current)
 
-    def restore_batch_stats(self, skipped: torch.Tensor) -> None:
+    def restore_batch_stats(self, skipped: Tensor) -> None:
         """Restores the statistics after the passes if the step was `skipped`, a bool (): the batch may contain NaN."""
         for saved, current in zip(self._saved_stats, self._stats, strict=True):
             torch.where(skipped, saved, current, out=current)
@@ -177,7 +177,7 @@ class WeightAverage(ModelEmaV3):
             self._update_weight = 1 - self.get_decay(step + 1)  # timm counts from 1
 
     @torch.no_grad()
-    def update(self, skipped: torch.Tensor) -> None:  # type: ignore[override]  # the model is known to `follow`
+    def update(self, skipped: Tensor) -> None:  # type: ignore[override]  # the model is known to `follow`
         """average += (1 - decay) * (model - average), unless `skipped`, a bool () on the device."""
         averages, values = self._averaged
         if skipped.device.type == "cpu":
@@ -189,7 +189,7 @@ class WeightAverage(ModelEmaV3):
             torch._foreach_copy_(targets, values)
 
 
-def _flat_views(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def _flat_views(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
     """One uninitialized tensor, and views of it in the shapes and strides of `tensors`.
 
     Each is aligned for vectorized kernels. Fused optimizers need equal strides of weights and gradients.
@@ -200,7 +200,7 @@ def _flat_views(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[to
     return flat, [part.as_strided(tensor.shape, tensor.stride(), part.storage_offset()) for part, tensor in parts]
 
 
-def _flatten_batch_stats(model: nn.Module) -> list[torch.Tensor]:
+def _flatten_batch_stats(model: nn.Module) -> list[Tensor]:
     """Moves the buffers of all batch norms to one tensor per dtype, of which they become views; returns these tensors.
 
     One kernel per dtype then saves or restores all of them. Neither torch.compile nor torch.save supports views of one
@@ -220,6 +220,6 @@ def _flatten_batch_stats(model: nn.Module) -> list[torch.Tensor]:
     return tensors
 
 
-def _transposed(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[list[torch.Tensor]]:
+def _transposed(pairs: list[tuple[Tensor, Tensor]]) -> list[list[Tensor]]:
     """Pairs of tensors as two lists; empty if there are none."""
     return list(map(list, zip(*pairs, strict=True)))

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from models.blocks import local_tensor
 from utils.torch_compat import tree_leaves
@@ -55,13 +54,13 @@ def first_non_finite(
             if tensor.requires_grad:
                 handles.append(tensor.register_hook(hook))
 
-    def output_gradient(module: nn.Module, gradient: torch.Tensor) -> None:
+    def output_gradient(module: nn.Module, gradient: Tensor) -> None:
         finite = _all_finite([gradient])
         finite_output_gradient[module] = finite_output_gradient.get(module, True) and finite
         if module is model and not finite:
             found.append(Origin("the gradient of the loss"))
 
-    def other_gradient(tensor: str, path: str, module: nn.Module, gradient: torch.Tensor | None) -> None:
+    def other_gradient(tensor: str, path: str, module: nn.Module, gradient: Tensor | None) -> None:
         """Called with the gradient of an input or a parameter of the module, after the gradients of its outputs."""
         if finite_output_gradient.get(module) and not _all_finite(float_tensors(gradient)):
             found.append(Origin(tensor, path))
@@ -95,9 +94,9 @@ def block_of(path: str) -> str:
     return ".".join(parts[: numbers[0] + 1]) if numbers else parts[0]
 
 
-def float_tensors(values: Any) -> list[torch.Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor) and value.is_floating_point()]
+def float_tensors(values: Any) -> list[Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor) and value.is_floating_point()]
 
 
-def _all_finite(tensors: list[torch.Tensor]) -> bool:
+def _all_finite(tensors: list[Tensor]) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in tensors)

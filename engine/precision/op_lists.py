@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.layers import RmsNorm, RmsNorm2d, SimpleNorm, SimpleNorm2d
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from models.blocks import Casting, add_mixin
@@ -32,9 +32,9 @@ class _CastingNorm(nn.Module):
     norm_dtype: torch.dtype
     device_type: str  # also of the copy on the meta device, which has no autocast
 
-    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         with torch.autocast(self.device_type, enabled=False):
-            result: torch.Tensor = super().forward(x.to(self.norm_dtype), *args, **kwargs)
+            result: Tensor = super().forward(x.to(self.norm_dtype), *args, **kwargs)
             return result.to(x.dtype)
 
 
@@ -84,7 +84,7 @@ _BLACK, _WHITE = "AMP.CUSTOM_BLACK_LIST", "AMP.CUSTOM_WHITE_LIST"
 def _functions(op: str) -> set[Function]:
     """torch's Python functions for this op, without in-place ones, whose result dtype is fixed."""
     names = [form.format(name) for name in (op, *_OTHER_NAMES.get(op, ())) for form in ("{}", "__{}__", "__r{}__")]
-    return {getattr(home, name) for home in (torch, F, torch.Tensor) for name in names if hasattr(home, name)}
+    return {getattr(home, name) for home in (torch, F, Tensor) for name in names if hasattr(home, name)}
 
 
 _FIRST_ARGUMENT_ONLY = _functions("batch_norm")  # the other arguments are running statistics, updated in place
@@ -123,7 +123,7 @@ class CastingMode(TorchFunctionMode):
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def cast_listed_ops(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from timm.models import VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 
 from configs.schema import Amp, Config
 from engine.precision.master_weights import MasterWeights, WeightAverage, half_copy
@@ -26,7 +26,7 @@ from utils.errors import UserError
 from utils.notes import texts_of
 from utils.torch_compat import has_bfloat16_instructions
 
-TotalNorm = Callable[[Iterable[torch.Tensor]], torch.Tensor]
+TotalNorm = Callable[[Iterable[Tensor]], Tensor]
 _READ_DELAY = 2  # steps
 _SAVED_KEYS = ("scale", "_growth_tracker")
 
@@ -57,7 +57,7 @@ class LossScaler(torch.amp.GradScaler):
         self._counts = torch.zeros(2, device=device)  # skipped steps: in total, and consecutive
         self.last_skipped = torch.zeros((), dtype=torch.bool, device=device)  # whether the last step was skipped
         self._overflow = self.last_skipped.float()
-        self._delayed_reads: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
+        self._delayed_reads: deque[tuple[Tensor, torch.cuda.Event]] = deque()
 
     @property
     def skipped(self) -> int:
@@ -69,7 +69,7 @@ class LossScaler(torch.amp.GradScaler):
         """Skipped steps since the last one that was applied. Waits for the device."""
         return int(self._counts[1])
 
-    def backward(self, loss: torch.Tensor, samples: int) -> None:
+    def backward(self, loss: Tensor, samples: int) -> None:
         """The backward pass of `scale(loss / samples)`, with the same bits."""
         factor = torch_compat.loss_scale(self) / samples
         if loss.is_cuda:
@@ -79,7 +79,7 @@ class LossScaler(torch.amp.GradScaler):
 
     def step(  # type: ignore[override]  # no closure; the norm instead of the closure's loss
         self, optimizer: torch.optim.Optimizer, max_norm: float | None = None
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Unscales the gradients, clips their global norm to `max_norm`, and steps the optimizer.
 
         A step with a non-finite gradient norm is skipped. A fused optimizer unscales, clips and updates in one pass
@@ -340,7 +340,7 @@ class Precision:
 
     def step(
         self, optimizer: torch.optim.Optimizer, max_norm: float | None, seed: int, average: WeightAverage | None = None
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Computes the weights of the next step from the gradients of this one.
 
         Unscales the gradients, clips their global norm to `max_norm`, updates the weights and their average unless a
@@ -452,6 +452,6 @@ def compute_dtype(options: Amp, device: torch.device) -> torch.dtype:
     return _DTYPES[options.dtype or ("float16" if device.type == "cuda" else "bfloat16")]
 
 
-def _cast_images(dtype: torch.dtype, module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def _cast_images(dtype: torch.dtype, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """A forward pre-hook that casts the images to half, since O3 has no autocast."""
     return tuple(tensor.to(dtype) for tensor in inputs)

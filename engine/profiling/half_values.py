@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from configs.schema import Amp
@@ -41,7 +41,7 @@ class Seen:
     without a gradient.
     """
 
-    def __init__(self, module: str, op: str, result: torch.Tensor, inputs: list[torch.Tensor]) -> None:
+    def __init__(self, module: str, op: str, result: Tensor, inputs: list[Tensor]) -> None:
         self.module = module
         self.op = op
         self.dtype = result.dtype
@@ -51,12 +51,12 @@ class Seen:
         self.gradient = 0.0
         self.zeros = torch.empty(0, dtype=torch.bool)
 
-    def take_gradient(self, gradient: torch.Tensor) -> None:
+    def take_gradient(self, gradient: Tensor) -> None:
         self.gradient = _largest(gradient)
         self.zeros = gradient == 0
 
 
-def _largest(tensor: torch.Tensor) -> float:
+def _largest(tensor: Tensor) -> float:
     """The largest absolute value; NaN if there is one."""
     return float(tensor.detach().abs().amax()) if tensor.numel() else 0.0
 
@@ -235,7 +235,7 @@ class Passes:
         self._seed()
         with precision.autocast(), recorder:
             outputs = model(self.images)
-        loss: torch.Tensor = self.state.loss(outputs, self.targets, self.images)
+        loss: Tensor = self.state.loss(outputs, self.targets, self.images)
         samples = self.state.layout.batch.accumulation * config.data.micro_batch
         loss.backward(torch.full_like(loss, scale / samples))
         return recorder, float(loss.detach())

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from configs.schema import Data
@@ -182,10 +182,10 @@ class SlowRanks:
     def __init__(self, compares_forward: bool, context: ProcessContext, record: RunRecord) -> None:
         self.causes = (LOADING, FORWARD_PASS) if compares_forward else (LOADING,)
         self.context, self.record = context, record
-        self._steps: list[torch.Tensor] = []
+        self._steps: list[Tensor] = []
         self._known: dict[str, int | str] | None = None
 
-    def add_step(self, seconds: torch.Tensor) -> Note | None:
+    def add_step(self, seconds: Tensor) -> Note | None:
         """A warning, if a rank has become slow. seconds: of one step, (ranks, 2): data wait, forward pass."""
         if self.context.is_main:
             self._steps.append(seconds[:, : len(self.causes)])
@@ -288,7 +288,7 @@ def flops_per_image(model: nn.Module, data: Data, trains: bool = True) -> int:
 
 def copy_to_meta(model: nn.Module) -> nn.Module:
     """A copy in evaluation mode whose tensors have no memory; the model itself stays as it is."""
-    memo: dict[int, torch.Tensor] = {}
+    memo: dict[int, Tensor] = {}
     for parameter in model.parameters():
         values = torch.empty_like(parameter, device="meta")
         memo[id(parameter)] = nn.Parameter(values, requires_grad=parameter.requires_grad)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from engine.precision.policy import LossScaler
@@ -94,7 +94,7 @@ class _IntervalStart(NamedTuple):
     """The counters at the start of an interval: time, metric sums over all ranks, timer totals."""
 
     time: float
-    sums: torch.Tensor
+    sums: Tensor
     timer: TimerTotals
 
 
@@ -149,7 +149,7 @@ class Reporter(Observer):
         self._seconds = 0.0
         self._epoch_start = self._last_report = self._interval_start(progress.sums.reduced(self.context))
 
-    def _interval_start(self, sums: torch.Tensor) -> _IntervalStart:
+    def _interval_start(self, sums: Tensor) -> _IntervalStart:
         return _IntervalStart(time.perf_counter(), sums, self.timer.totals())
 
     def after_step(self, progress: EpochProgress) -> None:

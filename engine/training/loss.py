@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from configs.load import OptionTable, model_sections
 from configs.parts import LOSSES
@@ -37,7 +37,7 @@ from utils.errors import UserError, error_from
 
 
 def build_loss(
-    options: LossOptions, smoothing: float, class_weights: torch.Tensor | None = None, multi_label: bool = False
+    options: LossOptions, smoothing: float, class_weights: Tensor | None = None, multi_label: bool = False
 ) -> Loss:
     """LOSS.NAME: logits (B, classes), targets -> loss (), summed over the samples, in fp32.
 
@@ -54,7 +54,7 @@ def build_loss(
     to_half = options.smooth_to_half and multi_label
     losses_of = _LOSSES_OF.get(options.name, _of_plugin)(options, class_weights)
 
-    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
         classes = logits.shape[-1]
         dense = targets.clamp(min=0)  # padding gets valid targets: no NaN arises
         if dense.ndim == 1:
@@ -69,14 +69,14 @@ def build_loss(
 
 
 # (logits, smoothed targets, targets, cells that do not count) -> losses (B,); the others (B, classes), float32 or bool
-_Losses = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+_Losses = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 # Of timm's losses: its modules accept no padding, and leave the smoothing of mixed targets to timm's mixup. They are
 # imported where used, as few runs need them.
 
 
-def _bce(options: LossOptions, class_weights: torch.Tensor | None) -> _Losses:
+def _bce(options: LossOptions, class_weights: Tensor | None) -> _Losses:
     """timm's binary cross-entropy (Wightman et al., 2021), the mean over the classes; a threshold after smoothing."""
     from timm.loss import BinaryCrossEntropy
 
@@ -84,7 +84,7 @@ def _bce(options: LossOptions, class_weights: torch.Tensor | None) -> _Losses:
     return lambda logits, smoothed, targets, is_unknown: bce(logits, smoothed).masked_fill(is_unknown, 0).mean(-1)
 
 
-def _asl(options: LossOptions, class_weights: torch.Tensor | None) -> _Losses:
+def _asl(options: LossOptions, class_weights: Tensor | None) -> _Losses:
     """timm's asymmetric loss (Ridnik et al., 2021, arXiv 2009.14119), the sum over the classes."""
     from timm.loss import AsymmetricLossMultiLabel
 
@@ -92,18 +92,16 @@ def _asl(options: LossOptions, class_weights: torch.Tensor | None) -> _Losses:
     return lambda logits, smoothed, targets, is_unknown: asl(logits, smoothed).masked_fill(is_unknown, 0).sum(-1)
 
 
-def _of_plugin(options: LossOptions, class_weights: torch.Tensor | None) -> _Losses:
+def _of_plugin(options: LossOptions, class_weights: Tensor | None) -> _Losses:
     """A function of (logits, smoothed and mixed targets, options) -> losses (B,); the first two float32 (B, classes).
 
     The loss of a sample is multiplied by the weight of its class.
     """
     function = LOSSES.build(options.name, options.kwargs)
 
-    def losses_of(
-        logits: torch.Tensor, smoothed: torch.Tensor, targets: torch.Tensor, is_unknown: torch.Tensor
-    ) -> torch.Tensor:
+    def losses_of(logits: Tensor, smoothed: Tensor, targets: Tensor, is_unknown: Tensor) -> Tensor:
         try:
-            losses: torch.Tensor = function(logits, smoothed)
+            losses: Tensor = function(logits, smoothed)
         except TypeError as error:  # such as a missing argument
             raise UserError(
                 f"LOSS.NAME {options.name}: {error}; it is called with (logits, targets, options) (-debug: traceback)"
@@ -122,7 +120,7 @@ _LOSSES_OF = {"bce": _bce, "asl": _asl}  # by LOSS.NAME; other names are of plug
 
 def read_class_weights(
     options: LossOptions, targets: np.ndarray, num_classes: int, device: torch.device
-) -> torch.Tensor | None:
+) -> Tensor | None:
     """The weights float32 (classes,) of `LOSS.CLASS_WEIGHTS`; None if all are 1.
 
     balanced: N / (K n) for a class with n of the N training samples, K classes with samples (scikit-learn's formula).
@@ -148,7 +146,7 @@ def read_class_weights(
     return torch.tensor(weights, device=device)
 
 
-def _balanced_weights(targets: np.ndarray, num_classes: int) -> torch.Tensor:
+def _balanced_weights(targets: np.ndarray, num_classes: int) -> Tensor:
     if targets.ndim == 2:
         positive = torch.from_numpy(np.count_nonzero(targets > 0, axis=0)).clamp(min=1)
         known = torch.from_numpy(np.count_nonzero(targets != UNKNOWN, axis=0))
@@ -169,9 +167,9 @@ def label_loss(config: Config, targets: np.ndarray | None, device: torch.device)
 
 
 # Logits (B, classes); of a model with two heads in training: (class head, distillation head).
-Outputs = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+Outputs = Tensor | tuple[Tensor, Tensor]
 # (outputs, targets, images that the student received) -> loss (), summed over the samples
-StepLoss = Callable[[Outputs, torch.Tensor, torch.Tensor], torch.Tensor]
+StepLoss = Callable[[Outputs, Tensor, Tensor], Tensor]
 
 
 def build_step_loss(
@@ -200,7 +198,7 @@ def build_step_loss(
     tau, alpha = options.distillation_tau, options.distillation_alpha
     compare = partial(soft_targets, tau=tau) if options.distillation_type == "soft" else hard_targets
 
-    def loss(outputs: Outputs, targets: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    def loss(outputs: Outputs, targets: Tensor, images: Tensor) -> Tensor:
         class_logits, logits = outputs if isinstance(outputs, tuple) else (outputs, outputs)
         distillation = compare(logits.float(), teacher(images), is_padding(targets))
         return (1 - alpha) * base(class_logits, targets) + alpha * distillation
@@ -208,12 +206,12 @@ def build_step_loss(
     return loss, teacher
 
 
-def class_logits(outputs: Outputs) -> torch.Tensor:
+def class_logits(outputs: Outputs) -> Tensor:
     """The logits (B, classes) for top-1: the mean of two heads, as in an evaluation."""
-    return outputs if isinstance(outputs, torch.Tensor) else (outputs[0] + outputs[1]) / 2
+    return outputs if isinstance(outputs, Tensor) else (outputs[0] + outputs[1]) / 2
 
 
-def soft_targets(student: torch.Tensor, teacher: torch.Tensor, padding: torch.Tensor, tau: float) -> torch.Tensor:
+def soft_targets(student: Tensor, teacher: Tensor, padding: Tensor, tau: float) -> Tensor:
     """tau^2 x KL(teacher || student) of probabilities softened by `tau`, summed over classes and samples.
 
     As Hinton et al. (2015) and timm's LogitDistillationTask. DeiT's code also divides by the number of classes, so its
@@ -226,7 +224,7 @@ def soft_targets(student: torch.Tensor, teacher: torch.Tensor, padding: torch.Te
     return tau**2 * divergence.masked_fill(padding, 0).sum()
 
 
-def hard_targets(student: torch.Tensor, teacher: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+def hard_targets(student: Tensor, teacher: Tensor, padding: Tensor) -> Tensor:
     """The cross-entropy of the student with the teacher's most probable class (Touvron et al., 2021), summed.
 
     Without label smoothing. Arguments as `soft_targets`.
@@ -271,12 +269,12 @@ class Teacher:
         self._factor, self._offset = torch.from_numpy(values).float().to(precision.device)[..., None, None]
 
     @torch.no_grad()
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+    def __call__(self, images: Tensor) -> Tensor:
         with self.precision.autocast():
-            logits: torch.Tensor = self.model(self.preprocess(images))
+            logits: Tensor = self.model(self.preprocess(images))
         return logits.float()[:, self._outputs]
 
-    def preprocess(self, images: torch.Tensor) -> torch.Tensor:
+    def preprocess(self, images: Tensor) -> Tensor:
         """Images (B, C, S, S) with the student's normalization -> images for the teacher, float32."""
         images = torch.addcmul(self._offset, images, self._factor)
         if images.shape[-2:] == self.size:

@@ -11,7 +11,7 @@ from typing import Any
 import timm.optim
 import torch
 from timm.optim import muon
-from torch import nn
+from torch import Tensor, nn
 
 from configs.parts import OPTIMIZERS
 from configs.schema import Train
@@ -210,7 +210,7 @@ class BatchedMuon(muon.Muon):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        gradients: dict[torch.Tensor, torch.Tensor] = {}
+        gradients: dict[Tensor, Tensor] = {}
         for group in self.param_groups:
             for own in self._batches(group).values():
                 self._update_together([*own], [*own.values()], group)
@@ -221,9 +221,9 @@ class BatchedMuon(muon.Muon):
         for one, gradient in gradients.items():
             one.grad = gradient
 
-    def _batches(self, group: dict[str, Any]) -> dict[Any, dict[torch.Tensor, torch.Tensor]]:
+    def _batches(self, group: dict[str, Any]) -> dict[Any, dict[Tensor, Tensor]]:
         """The matrices of Muon with their gradients, by shape, type and device."""
-        batches: dict[Any, dict[torch.Tensor, torch.Tensor]] = defaultdict(dict)
+        batches: dict[Any, dict[Tensor, Tensor]] = defaultdict(dict)
         if group["algo"] != "muon":
             return batches
         for one in group["params"]:
@@ -234,9 +234,7 @@ class BatchedMuon(muon.Muon):
                 batches[one.shape, one.dtype, one.device][one] = one.grad
         return batches
 
-    def _update_together(
-        self, parameters: list[torch.Tensor], gradients: list[torch.Tensor], group: dict[str, Any]
-    ) -> None:
+    def _update_together(self, parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
         """timm's update of B parameters of one shape (out, in, ...), as B matrices (out, in)."""
         lr, momentum = group["lr"], group["momentum"]
         buffers = [self.state[one]["momentum_buffer"] for one in parameters]
@@ -321,7 +319,7 @@ class UntrainedParameters(Observer):
         self._names = {value: name for name, value in model.named_parameters() if value.requires_grad}
         self._hooks = [value.register_post_accumulate_grad_hook(self._found) for value in self._names]
 
-    def _found(self, parameter: torch.Tensor) -> None:
+    def _found(self, parameter: Tensor) -> None:
         assert isinstance(parameter, nn.Parameter)
         self._names.pop(parameter, None)
 

@@ -11,7 +11,7 @@ from functools import cached_property, reduce
 from operator import add
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.profiler import record_function
 
 from configs.batch_plan import EpochLayout
@@ -146,9 +146,7 @@ def train_steps(
             after_step(progress)
 
 
-def forward_backward(
-    state: TrainState, batch: Batch, step: int, micro_step: int, window: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def forward_backward(state: TrainState, batch: Batch, step: int, micro_step: int, window: int) -> tuple[Tensor, Tensor]:
     """The passes of one micro-step: the loss (), summed over its samples, and the logits (B, classes)."""
     seed_device(derive_seed(state.config.seed, "step", step, micro_step, state.context.rank), batch.images.device)
     with record_function(Phase.TRANSFORM):

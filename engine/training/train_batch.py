@@ -8,6 +8,7 @@ from unicodedata import normalize as decompose
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
 from datasets.batch import is_padding
 from datasets.transforms.device import Normalize
@@ -29,11 +30,11 @@ class TrainBatch(Observer):
     def __init__(self, session: Session, outputs: RunOutputs) -> None:
         self._plan, self._logger = session.plan, outputs.logger
         self._path = outputs.folder / TRAIN_BATCH
-        self._kept = list[torch.Tensor]()
+        self._kept = list[Tensor]()
         if session.state.context.is_main and not self._path.is_file():  # a hook: nothing is augmented or mixed twice
             self._hook = session.state.transform.register_forward_hook(self._keep)
 
-    def _keep(self, transform: Any, inputs: Any, outputs: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def _keep(self, transform: Any, inputs: Any, outputs: tuple[Tensor, Tensor]) -> None:
         self._hook.remove()
         self._kept = [tensor[:_MAX_IMAGES].to("cpu", copy=True) for tensor in outputs]
 
@@ -63,7 +64,7 @@ class TrainBatch(Observer):
             self._logger.warn(f"{self._path}: cannot be drawn ({error.strerror or error})")
 
 
-def target_text(target: torch.Tensor, names: Sequence[str] | None) -> str:
+def target_text(target: Tensor, names: Sequence[str] | None) -> str:
     """A line per class of a target, () or (classes,), with its share unless it is 1."""
     shares = enumerate(target.tolist()) if target.ndim else [(int(target), 1.0)]
     lines = []

@@ -13,7 +13,7 @@ from warnings import catch_warnings
 import torch
 from timm.layers import resample_abs_pos_embed_nhwc, to_2tuple
 from timm.models import adapt_input_conv
-from torch import nn
+from torch import Tensor, nn
 
 from configs.schema.model import Model
 from configs.weights import NPZ
@@ -173,7 +173,7 @@ class Pairs:
         self.state = dict(state)
         self.fitted = fitted
 
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    def __iter__(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """The names that both have, with the tensor of the file and the tensor of the model."""
         for name in [name for name in self.own if name in self.state]:
             yield name, self.state[name], self.own[name]
@@ -283,7 +283,7 @@ class Pairs:
             self.fitted.new_heads[head] = next(filter(reasons.get, reasons))
             self.state |= new
 
-    def _select_rows(self, layers: list[str], rows: torch.Tensor) -> None:
+    def _select_rows(self, layers: list[str], rows: Tensor) -> None:
         names = {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
         for name, source, target in self:
             if name not in names or source.ndim != target.ndim or not source.numel():
@@ -301,7 +301,7 @@ def _grid_of(image_size: tuple[int, int] | None, patches: Any, tokens: int) -> l
     return grid if math.prod(grid) == tokens else []
 
 
-def _check_formula(file: Path, theirs: torch.Tensor, old: list[int], ours: torch.Tensor, grid: list[int]) -> None:
+def _check_formula(file: Path, theirs: Tensor, old: list[int], ours: Tensor, grid: list[int]) -> None:
     """Compares position embeddings (N, D) where both grids have positions: `old`, of the file, and `grid`.
 
     Raises UserError: they differ.
@@ -391,5 +391,5 @@ def _part(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _shape(tensor: torch.Tensor) -> str:
+def _shape(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "scalar"

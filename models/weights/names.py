@@ -14,7 +14,7 @@ from typing import Any
 from warnings import catch_warnings
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from configs.schema.families.family import Family, Renames, renames_in
 from configs.schema.families.registry import FAMILIES
@@ -24,7 +24,7 @@ from models.timm_model import classifiers
 from utils.errors import UserError
 from utils.notes import Note
 
-State = dict[str, torch.Tensor]
+State = dict[str, Tensor]
 Convert = Callable[[State], tuple[State, list[Note]]]  # the state with the model's names, and lines about it
 
 # vit_jax numbers all parts of a block together (0, 1, 2, 3), big_vision numbers each kind from 0.
@@ -84,7 +84,7 @@ def google_to_timm(state: State) -> State:
     return result
 
 
-def _to_timm_layout(name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _to_timm_layout(name: str, tensor: Tensor) -> Tensor:
     if name == "patch_embed.proj.weight":
         return tensor.permute(3, 2, 0, 1)  # (P, P, C, D) -> (D, C, P, P)
     if re.search(r"\b(query|key|value|q)\.", name):

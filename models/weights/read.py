@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from timm.models import is_model
+from torch import Tensor
 
 from configs.schema.families.family import OWN_KEYS
 from configs.weights import NPZ, OPTIONS_ENTRY, PADDLE, SAFETENSORS, TORCH, Header, open_weights
@@ -231,7 +232,7 @@ def read_weights(path: str) -> WeightsFile:
     return WeightsFile(**vars(open_weights(path)))
 
 
-def find_tensors(content: Any, max_array_bytes: int, from_numpy: Callable[[Any], torch.Tensor]) -> Tensors:
+def find_tensors(content: Any, max_array_bytes: int, from_numpy: Callable[[Any], Tensor]) -> Tensors:
     """The dicts with tensors in nested dicts, at most three deep; without tensors that an earlier entry has.
 
     max_array_bytes: of all numpy arrays; raises ValueError beyond them, as many arrays may share one string.
@@ -265,7 +266,7 @@ def find_tensors(content: Any, max_array_bytes: int, from_numpy: Callable[[Any],
     return tensors
 
 
-def _tensor_of(record: ArrayRecord | TensorRecord, from_numpy: Callable[[Any], torch.Tensor]) -> torch.Tensor | None:
+def _tensor_of(record: ArrayRecord | TensorRecord, from_numpy: Callable[[Any], Tensor]) -> Tensor | None:
     """None for one without all its elements, or not of numbers."""
     with suppress(Exception):  # of many types, for a damaged one
         if isinstance(record, ArrayRecord):
@@ -288,7 +289,7 @@ def with_tensors(content: Any) -> Any:
     return tree_map_only(TensorRecord, map_tensor, content)
 
 
-def map_tensor(record: TensorRecord) -> torch.Tensor:
+def map_tensor(record: TensorRecord) -> Tensor:
     """The tensor, whose elements stay in the file. Raises an exception of any type for a damaged record.
 
     Also for one whose elements the file does not contain: a stride of 0 makes 10^12 of them from four bytes.
@@ -347,7 +348,7 @@ def _read_npz(weights: WeightsFile) -> Tensors:
     return Tensors({"": google_to_timm(state)})
 
 
-def _as_tensor(array: np.ndarray) -> torch.Tensor:
+def _as_tensor(array: np.ndarray) -> Tensor:
     """A tensor of the same shape. Elements of two bytes without a numpy type are bfloat16."""
     if array.dtype in ("u2", "V2"):
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
-from torch import nn
+from torch import Tensor, nn
 
 from configs.schema import Data
 from configs.schema.data import properties_of
@@ -58,7 +58,7 @@ def write_safetensors(model: nn.Module, trained: TrainedModel, path: Path) -> No
     _write_tensors(model.state_dict(), trained, path)
 
 
-def _write_tensors(state: dict[str, torch.Tensor], trained: TrainedModel, path: Path) -> None:
+def _write_tensors(state: dict[str, Tensor], trained: TrainedModel, path: Path) -> None:
     """A tensor with several names is written under each of them, as `-pretrained` needs."""
     path.touch()
     mode = path.stat().st_mode

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from configs.command_line import Command
 from configs.schema import Amp, Config, Data
@@ -55,8 +55,8 @@ _PROGRAMS = {
 class Reference:
     """Normalized images float32 (N, C, S, S), and their logits float32 (N, classes). title: of the images."""
 
-    images: torch.Tensor
-    logits: torch.Tensor
+    images: Tensor
+    logits: Tensor
     title: str = "validation images"
     tolerance: float = TOLERANCE
     relative: float = RELATIVE

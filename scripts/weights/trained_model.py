@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from configs.command_line import Command, to_yaml
 from configs.schema import Config
@@ -33,7 +33,7 @@ from utils.distributed import ProcessContext, single_process
 from utils.errors import UserError, error_from
 from utils.notes import Note
 
-Forward = Callable[[torch.Tensor], torch.Tensor]  # normalized images (N, C, S, S) -> logits (N, classes)
+Forward = Callable[[Tensor], Tensor]  # normalized images (N, C, S, S) -> logits (N, classes)
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,19 @@ import numpy as np
 import torch
 from PIL import Image, TiffImagePlugin
 from sklearn.datasets import load_sample_images
+from torch import Tensor
 
 from datasets.decoding.decode import open_image
 
 PHOTO = Image.fromarray(load_sample_images().images[0]).crop((150, 100, 411, 299))  # 261 x 199: no multiple of 8
 
 
-def as_tensor(image: Image.Image) -> torch.Tensor:
+def as_tensor(image: Image.Image) -> Tensor:
     pixels = np.array(image)
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
 
 
-def decode_image(data: bytes, channels: int, name: str = "x") -> torch.Tensor:
+def decode_image(data: bytes, channels: int, name: str = "x") -> Tensor:
     return open_image(data, channels, lambda: name).pixels
 
 

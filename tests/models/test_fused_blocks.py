@@ -10,7 +10,7 @@ import timm
 import torch
 from conftest import config_for
 from fake_gpu import CONTEXT
-from torch import nn
+from torch import Tensor, nn
 
 from configs.schema import Amp
 from configs.schema.model import Lora
@@ -214,7 +214,7 @@ def test_only_models_that_call_their_blocks_as_a_sequence_are_fused():
     assert fuse_by_policy(other, Amp.model_validate({"ENABLED": True}), CONTEXT) == (0, "")
 
 
-class OnGPU(torch.Tensor):
+class OnGPU(Tensor):
     """A tensor that says so."""
 
     is_cuda = True

@@ -7,7 +7,7 @@ import timm
 import torch
 from conftest import GREY, TINY_RESNET, config_for, each_value, model_for, states, train
 from dispatch import DispatchMode, op_name, returns_view
-from torch import nn
+from torch import Tensor, nn
 
 from models.kernels import FastDropout, fold_batch_norms, prepare_convolutions
 
@@ -78,7 +78,7 @@ def test_training_is_equal_and_resumes_in_the_other_memory_format(tmp_path, cpu,
             assert (flatten(states(folder)[part]) - reference).norm() < 2**-4 * (reference - start).norm()
 
 
-def flatten(state: dict[str, torch.Tensor]) -> torch.Tensor:
+def flatten(state: dict[str, Tensor]) -> Tensor:
     return torch.cat([value.flatten().double() for value in state.values() if value.is_floating_point()])
 
 
@@ -104,7 +104,7 @@ class Norms(nn.Module):
         self.norm = nn.BatchNorm2d(10)
         self.other = nn.BatchNorm2d(10)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         x = self.conv(images)
         normed = self.norm(x)
         if self.kind == "two norms":

@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 from timm.models.vision_transformer import Block
-from torch import nn
+from torch import Tensor, nn
 
 triton = pytest.importorskip("triton")
 from conftest import log_of, train  # noqa: E402
@@ -132,7 +132,7 @@ def test_training_launches_no_kernel_that_the_proof_did_not(monkeypatch, rates, 
     """With batches of any size. Nothing is computed: the results have any values."""
     model = small_vit(**rates).to(weights)
     monkeypatch.setattr(fused_proof, "_differ", lambda *_: False)
-    monkeypatch.setattr(torch.Tensor, "isfinite", lambda self: torch.tensor(True))
+    monkeypatch.setattr(Tensor, "isfinite", lambda self: torch.tensor(True))
     with recorded() as of_proof:
         assert fused_proof.find_fault(model, half, half_stream, CPU) == ""
     with recorded() as of_training:

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from conftest import ROOT, assert_same_state, config_for, model_for, refused, slow
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
@@ -62,7 +62,7 @@ def new_model(argv: list[str], mode: str) -> tuple[nn.Module, Precision, torch.S
     return precision.compute_copy(model).train(), precision, shape
 
 
-def forward(model: nn.Module, precision: Precision, images: torch.Tensor) -> tuple[torch.Tensor, int]:
+def forward(model: nn.Module, precision: Precision, images: Tensor) -> tuple[Tensor, int]:
     """The logits, and the bytes of the tensors that the pass saved."""
     saved = {}
     torch.manual_seed(1)
@@ -95,7 +95,7 @@ def test_gradients_are_bit_identical_and_less_is_saved(case):
             assert checkpointed_bytes < share * plain_bytes
 
 
-def held_bytes(model: nn.Module, precision: Precision, images: torch.Tensor) -> int:
+def held_bytes(model: nn.Module, precision: Precision, images: Tensor) -> int:
     """The bytes that a forward pass allocates and does not free."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, precision.autocast():
         logits = model(images)

@@ -11,6 +11,7 @@ import torch
 import yaml
 from conftest import assert_same_state, config_for, each_value, export_as, model_for, refused, run_here, states, train
 from PIL import Image
+from torch import Tensor
 
 from configs.command_line import parse_command_line
 from configs.schema import Amp, Data
@@ -186,7 +187,7 @@ def predictions(images: Path, weights: Path, *argv: str) -> list[dict[str, str]]
 
 
 @torch.no_grad()
-def logits_of(source, processor, path: str) -> torch.Tensor:
+def logits_of(source, processor, path: str) -> Tensor:
     """Of transformers, of one image."""
     inputs = processor(Image.open(path).convert("RGB"), return_tensors="pt")
     return source(**inputs).logits[0]

@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 from conftest import config_for, model_for
-from torch import nn
+from torch import Tensor, nn
 
 from configs.schema.model import Lora
 from models.tuning import add_adapters, merge_adapters, set_training, write_peft_folder
@@ -36,7 +36,7 @@ class Kept:
         self.tensor = tensor
 
 
-def kept_bytes(model: nn.Module, images: torch.Tensor) -> int:
+def kept_bytes(model: nn.Module, images: Tensor) -> int:
     """The activations that are kept for the backward pass."""
     kept = weakref.WeakSet()
     weights = {tensor.untyped_storage()._cdata for tensor in model.state_dict().values()}

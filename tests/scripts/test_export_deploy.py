@@ -17,6 +17,7 @@ import torch
 from conftest import ROOT, TINY_VIT, config_for, export_as, refused, run_here, train, values_of
 from PIL import Image
 from test_export import BOXES, client_of_docs, paths_of_machine
+from torch import Tensor
 
 from configs.schema import Data
 from configs.schema.operating_point import Decision, OperatingPoint
@@ -83,7 +84,7 @@ NAMES = ["cat", "dog", "emu"]
 TEMPERATURES = (1.0, 2.5)
 
 
-def decided_by(logits: torch.Tensor, decision: Decision, temperature: float, *keys: str) -> list[np.ndarray]:
+def decided_by(logits: Tensor, decision: Decision, temperature: float, *keys: str) -> list[np.ndarray]:
     """Probabilities (N, K), the highest, and the decisions; the names of the decisions."""
     decision = decision._replace(temperature=temperature)
     trained = TrainedModel(config_for("-dataset=csv", "-data_path=x", *keys), NAMES, [], decision=decision)

@@ -26,6 +26,7 @@ from huggingface_hub import ModelCard
 from scipy.special import expit
 from sklearn.metrics import roc_curve
 from timm import create_model
+from torch import Tensor
 
 from configs.command_line import parse_command_line
 from configs.schema.operating_point import UNDECIDED
@@ -141,7 +142,7 @@ def test_weights_that_the_run_has_not_evaluated_have_no_figures(digits_run, opti
     assert ("from a probability of" in card.read_text()) == (GOAL in options)
 
 
-def figures_of(logits: torch.Tensor, labels: np.ndarray) -> tuple[float, float]:
+def figures_of(logits: Tensor, labels: np.ndarray) -> tuple[float, float]:
     """Top-1, and the highest sensitivity of class 3 at a specificity of 0.9."""
     scores = log_odds(logits).numpy()[:, 3]
     false, true, _ = roc_curve(labels == 3, scores, drop_intermediate=False)

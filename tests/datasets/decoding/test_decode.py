@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import line_of, rotated, values_of
 from PIL import Image, ImageOps, features
+from torch import Tensor
 
 from datasets.decoding import decode
 from datasets.decoding.decode import Decoding, open_image
@@ -22,7 +23,7 @@ from tests.datasets.photo import PHOTO, as_tensor, decode_image, encode, jpeg, p
 ALPHA = Image.radial_gradient("L").resize(PHOTO.size)
 
 
-def pillow(data: bytes, mode: str) -> torch.Tensor:
+def pillow(data: bytes, mode: str) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return as_tensor(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert(mode))
@@ -148,7 +149,7 @@ def test_a_damaged_header_has_the_result_of_pillow(monkeypatch, value):
     assert found == [result(one) for one in damaged]
 
 
-def refuse(data: torch.Tensor) -> torch.Tensor:
+def refuse(data: Tensor) -> Tensor:
     raise RuntimeError
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import assert_same_state, config_for, refused, samples_for, train_batches_for
 from test_workers import CPU, Images, short_polls  # noqa: F401
+from torch import Tensor
 
 from configs.schema import Data
 from datasets.batch import PADDING, PREFETCH_FACTOR, Batch, ImageSlots, slots_shape
@@ -140,8 +141,8 @@ def test_a_batch_is_used_after_its_copies(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "stream", on_stream)
-    monkeypatch.setattr(torch.Tensor, "to", copy)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: events.append("record"))
+    monkeypatch.setattr(Tensor, "to", copy)
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: events.append("record"))
     batch = next(batches_on(ProcessContext(0, 0, 1, 1, torch.device("cuda:0")), "-num_workers=0"))
     assert batch.copied is event
     assert batch.images.shape == (4, 3, 16, 16)

@@ -10,6 +10,7 @@ import torch
 from conftest import each_value
 from scipy import stats
 from timm.data.random_erasing import RandomErasing
+from torch import Tensor
 from torchvision.transforms import v2
 
 from configs.schema import Data, Train
@@ -126,7 +127,7 @@ def mixup_of(options: dict) -> Mixup:
     return Mixup(Train.model_validate(options), num_classes=5)
 
 
-def batch_of(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch_of(count: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     return torch.randn((count, 3, 12, 20), generator=generator), torch.arange(count) % 5
 
@@ -194,7 +195,7 @@ def test_the_order_of_erasing_and_mixup_is_the_one_of_timms_loaders(is_last, box
     transform = TrainTransform(data, train, 5)
     erase = RandomErase(data, train)
     monkeypatch.setattr(transform.mixup, "draw", lambda *_: (weight, box))
-    monkeypatch.setattr(torch.Tensor, "normal_", lambda noise: noise.copy_(torch.arange(noise.numel()).view_as(noise)))
+    monkeypatch.setattr(Tensor, "normal_", lambda noise: noise.copy_(torch.arange(noise.numel()).view_as(noise)))
     rng = random.Random(5)
     drawn = erase.collate([erase.draw(rng) for _ in images])
     ours, our_targets = transform(Batch(images.clone(), targets, 8, {"erase": drawn}))

@@ -11,6 +11,7 @@ import torch
 from conftest import each_value, refused
 from PIL import Image
 from timm.data import create_transform
+from torch import Tensor
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2 import Resize
 
@@ -161,7 +162,7 @@ def test_resize_is_pillows_antialiased_filter(top, left, height, width, mode, in
     assert (height, width) != (size, size) or not difference.any()  # no pixel changes
 
 
-def eval_crop(image: torch.Tensor, **keys) -> torch.Tensor:
+def eval_crop(image: Tensor, **keys) -> Tensor:
     return build_eval_host_transform(Data.model_validate(keys))(LazyImage(image), 0, 0)[0]
 
 

@@ -16,6 +16,7 @@ import torch
 from conftest import CPU, assert_same_state, cells_of, config_for, each_value, line_of, refused
 from timm.data import create_transform, resolve_data_config
 from timm.models import load_state_dict
+from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 
 from configs.command_line import parse_command_line
@@ -81,7 +82,7 @@ def test_an_evaluation_takes_the_model_that_the_file_of_another_program_names(sa
         built(evaluated(weights, "-model=test_vit3"))
 
 
-def pixels_of(data: Data) -> torch.Tensor:
+def pixels_of(data: Data) -> Tensor:
     """What an evaluation shows a model of a photograph of 131 x 96 pixels: normalized (1, 3, S, S)."""
     photo = LazyImage(as_tensor(PHOTO.resize((131, 96))))
     return Normalize(data)(build_eval_host_transform(data)(photo, 0, 0)[0][None])
@@ -94,7 +95,7 @@ def torchvisions(resized: int | tuple[int, int], method: str, size: int) -> v2.C
     return v2.Compose([*crop, v2.ToDtype(torch.float32, scale=True), normalize])
 
 
-def assert_evaluated_as(options: Config, model: torch.nn.Module, expected: torch.Tensor, limit: float) -> None:
+def assert_evaluated_as(options: Config, model: torch.nn.Module, expected: Tensor, limit: float) -> None:
     """An evaluation shows these pixels but for differences of `limit` in the mean, and has the logits of the model."""
     pixels = pixels_of(options.data)
     assert (pixels - expected).abs().mean() < limit

@@ -17,6 +17,7 @@ from conftest import cells_of, line_of, only_run, read_result, refused, run_here
 from timm.data import ImageNetInfo
 from timm.models import save_for_hf
 from timm.utils.misc import natural_key
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from configs.command_line import parse_command_line
@@ -68,7 +69,7 @@ def write_images(folder: Path, names: list[str]) -> np.ndarray:
 
 
 @torch.inference_mode()
-def logits_of(model: torch.nn.Module, pixels: np.ndarray) -> torch.Tensor:
+def logits_of(model: torch.nn.Module, pixels: np.ndarray) -> Tensor:
     return model((torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5)
 
 

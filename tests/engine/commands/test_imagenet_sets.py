@@ -12,6 +12,7 @@ from conftest import cells_of, config_for, line_of, model_for, only_run, read_re
 from PIL import Image
 from test_class_outputs import logits_of, write_noise
 from timm.data import RealLabelsImagenet
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from models.weights.choose import EVALUATE
@@ -43,7 +44,7 @@ def flags(dataset: str, root: Path, weights: Path, output: Path, *options: str) 
     return [*data, f"-pretrained={weights}", f"-output={output}", "-opts", *OPTIONS, *options]
 
 
-def figures(logits: torch.Tensor, targets: torch.Tensor) -> list[float]:
+def figures(logits: Tensor, targets: Tensor) -> list[float]:
     ranked = logits.topk(5).indices
     hits = [100 * (ranked[:, :k] == targets[:, None]).any(1).double().mean().item() for k in (1, 5)]
     return [*hits, cross_entropy(logits, targets).item()]
@@ -55,7 +56,7 @@ def evaluate(dataset: str, root: Path, weights: Path, output: Path, *options: st
     return [result[key] for key in ("top1", "top5", "loss")]
 
 
-def write_set(root: Path, classes: dict[int, str], model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+def write_set(root: Path, classes: dict[int, str], model: torch.nn.Module) -> tuple[Tensor, Tensor]:
     """Ten images in a folder of each class, in the order of the folders; returns their logits and labels."""
     pixels = write_noise(root, [f"{name}/{number}.png" for name in classes.values() for number in range(10)], size=8)
     return logits_of(model, pixels), torch.tensor([label for label in classes for _ in range(10)])

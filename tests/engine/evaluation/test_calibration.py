@@ -12,6 +12,7 @@ from conftest import ALL_DIGITS, evaluate, run_here
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_expit, log_softmax, softmax
 from test_results import results_for, results_of, stored_decision
+from torch import Tensor
 
 from configs.schema.operating_point import OperatingPoint
 from datasets.batch import PADDING
@@ -26,7 +27,7 @@ from utils.files import read_json
 HALF_STEP = 2 ** (0.51 / 32)  # of the candidates
 
 
-def drawn(number: int, classes: int, scale: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def drawn(number: int, classes: int, scale: float, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Logits, `scale` times those whose softmax draws the targets."""
     generator = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(number, classes, generator=generator)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from conftest import CPU, GREY, TINY_RESNET, config_for, eval_loader_for, read_result, samples_for
 from conftest import evaluate as run_evaluation
-from torch import nn
+from torch import Tensor, nn
 
 from configs.schema import Amp, Config
 from datasets.transforms.device import Normalize
@@ -49,9 +49,9 @@ def test_features_in_fp32_meet_a_head_in_half(cpu):
 
 def results_on(world_size: int, config: Config, model: nn.Module, monkeypatch) -> SampleResults:
     """The results that `world_size` ranks have together; the ranks run one after the other, the main process last."""
-    sent: dict[int, list[torch.Tensor]] = {}
+    sent: dict[int, list[Tensor]] = {}
 
-    def gather(tensor: torch.Tensor, context: ProcessContext) -> list[torch.Tensor] | None:
+    def gather(tensor: Tensor, context: ProcessContext) -> list[Tensor] | None:
         assert len(tensor) <= 2  # the copies of all batches take more memory than the results
         sent.setdefault(context.rank, []).append(tensor)
         number = len(sent[context.rank]) - 1

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 
 from configs.schema import Amp, Data
 from datasets.decoding.decode import LazyImage
@@ -46,7 +46,7 @@ def tiny_vit(kind=VisionTransformer, pools: str = "", **options) -> torch.nn.Mod
     return model
 
 
-def layers_by_hand(model: torch.nn.Module, images: torch.Tensor) -> list[torch.Tensor]:
+def layers_by_hand(model: torch.nn.Module, images: Tensor) -> list[Tensor]:
     """The attention matrices (B, H, T, T) of each block, computed from its query and key weights."""
     tokens = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
     layers = []

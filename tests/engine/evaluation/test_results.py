@@ -24,6 +24,7 @@ from sklearn.metrics import (
 )
 from test_evaluation_files import files_for
 from timm.task import MultiLabelClassificationEvaluator
+from torch import Tensor
 
 from datasets.batch import PADDING
 from engine.checkpoint.weights_record import Decision, check_description, decision_to_entries, read_decision
@@ -47,7 +48,7 @@ UNREADABLE = (3, 50, 199)
 
 
 @pytest.fixture
-def evaluated() -> tuple[SampleResults, torch.Tensor, torch.Tensor]:
+def evaluated() -> tuple[SampleResults, Tensor, Tensor]:
     """Results of 200 samples of 6 of 7 classes, three of them unreadable; logits and targets of the others."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(200, CLASSES, generator=generator)
@@ -70,7 +71,7 @@ def floats(rows: list[dict[str, str]], column: str) -> list[float]:
     return [float(row[column]) for row in rows]
 
 
-def results_of(logits: torch.Tensor, targets: torch.Tensor, unreadable: tuple[int, ...] = ()) -> SampleResults:
+def results_of(logits: Tensor, targets: Tensor, unreadable: tuple[int, ...] = ()) -> SampleResults:
     probabilities = logits.softmax(-1)
     best = probabilities.topk(min(5, logits.shape[-1]), dim=-1)
     losses = -probabilities.log()[torch.arange(len(logits)), targets]
@@ -86,7 +87,7 @@ def results_of(logits: torch.Tensor, targets: torch.Tensor, unreadable: tuple[in
     )
 
 
-def exact_odds(logits: torch.Tensor) -> np.ndarray:
+def exact_odds(logits: Tensor) -> np.ndarray:
     """log(p / (1 - p)) of each class, from float64."""
     of_others = (np.delete(logits.double().numpy(), label, 1) for label in range(logits.shape[1]))
     others = np.stack([np.logaddexp.reduce(one, axis=1) for one in of_others], axis=1)
@@ -229,11 +230,11 @@ N, C = 200, 6
 IMAGES = [f"{index}.jpg" for index in range(N)]
 
 
-def results_for(targets: torch.Tensor, logits: torch.Tensor) -> SampleResults:
+def results_for(targets: Tensor, logits: Tensor) -> SampleResults:
     return SampleResults(**{name: value.numpy() for name, value in score_classes(logits, targets, top_k=2).items()})
 
 
-def random_case(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def random_case(seed: int = 0) -> tuple[Tensor, Tensor]:
     """Multi-hot targets int8 (N, C), of which the last class has no positive, and logits."""
     generator = torch.Generator().manual_seed(seed)
     targets = (torch.rand((N, C), generator=generator) < torch.linspace(0.5, 0.05, C)).to(torch.int8)
@@ -241,7 +242,7 @@ def random_case(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return targets, targets + 2 * torch.randn((N, C), generator=generator)
 
 
-def highest_f1(targets: torch.Tensor, scores: torch.Tensor) -> float:
+def highest_f1(targets: Tensor, scores: Tensor) -> float:
     """Of scikit-learn's curve, in percent."""
     precision, recall, _ = precision_recall_curve(targets, scores)
     return 100 * np.max(2 * precision * recall / np.maximum(precision + recall, 1e-9))

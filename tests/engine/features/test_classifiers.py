@@ -8,6 +8,7 @@ import torch
 from conftest import assert_same_state, cells_of
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
+from torch import Tensor
 
 from configs.schema import Loss
 from datasets.sources.samples import UNKNOWN
@@ -31,7 +32,7 @@ PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)
 
 
 @pytest.fixture
-def data() -> tuple[torch.Tensor, torch.Tensor]:
+def data() -> tuple[Tensor, Tensor]:
     """Overlapping classes of different sizes, with features of very different scales."""
     rng = np.random.default_rng(0)
     targets = rng.choice(C, N, p=[0.4, 0.3, 0.15, 0.1, 0.05])

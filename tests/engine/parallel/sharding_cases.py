@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from conftest import GREY, TINY_VIT, config_for, seeded
-from torch import nn
+from torch import Tensor, nn
 
 from configs.batch_plan import EpochLayout, plan_batches
 from configs.resolve import Facts, follow_facts
@@ -54,7 +54,7 @@ def train(state: TrainState, context: ProcessContext, steps: int = 5, data: Any 
     norms = []
     step = state.precision.step
 
-    def recorded(*arguments: Any) -> torch.Tensor:
+    def recorded(*arguments: Any) -> Tensor:
         norms.append(step(*arguments))
         return norms[-1]
 
@@ -70,7 +70,7 @@ def whole(value: Any) -> Any:
     return value.full_tensor().clone() if hasattr(value, "full_tensor") else copy.deepcopy(value)
 
 
-def weights(state: TrainState) -> dict[str, torch.Tensor]:
+def weights(state: TrainState) -> dict[str, Tensor]:
     """Whole weights of the model and of its average."""
     found = dict(whole(state.precision.weights.saved.state_dict()))
     if state.average:
@@ -79,7 +79,7 @@ def weights(state: TrainState) -> dict[str, torch.Tensor]:
     return found
 
 
-def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     assert one.keys() == other.keys(), one.keys() ^ other.keys()
     return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
 
@@ -159,7 +159,7 @@ def memory(context: ProcessContext) -> Any:
         gradients = []
         step = state.precision.step
 
-        def measured(*arguments: Any, model: Any = model, gradients: Any = gradients, step: Any = step) -> torch.Tensor:
+        def measured(*arguments: Any, model: Any = model, gradients: Any = gradients, step: Any = step) -> Tensor:
             gradients.append(num_bytes(parameter.grad for parameter in model.parameters()))
             return step(*arguments)
 

@@ -25,7 +25,7 @@ from conftest import (
     train,
 )
 from timm.layers import DropPath, convert_sync_batchnorm
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn.utils import parameters_to_vector
 
@@ -268,7 +268,7 @@ def drop_path_model(name: str, rate: float, depth: int = 12) -> nn.Module:
     return model_for(config_for("-image_size=32", "-opts", *options))[0].train()
 
 
-def gradients_with_seed(model: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def gradients_with_seed(model: nn.Module, images: Tensor) -> tuple[Tensor, ...]:
     torch.manual_seed(1)
     loss = model(images).log_softmax(-1)[:, 0].sum()
     return torch.autograd.grad(loss, list(model.parameters()))

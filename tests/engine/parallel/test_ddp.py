@@ -6,7 +6,7 @@ import torch
 from conftest import TINY_RESNET, assert_same_state, refused
 from sharding_cases import batches, build, difference, train, weights
 from timm.models.deit import VisionTransformerDistilled
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from configs.schema import Amp, Parallel
@@ -89,7 +89,7 @@ def test_a_model_with_two_outputs_is_wrapped(cpu_group):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def weights_in_o3(context: ProcessContext) -> dict[str, torch.Tensor]:
+def weights_in_o3(context: ProcessContext) -> dict[str, Tensor]:
     state = build(["AMP.ENABLED=true", "AMP.LEVEL=O3"], context)
     train(state, context)
     return weights(state)
@@ -114,7 +114,7 @@ CASES = {
 }
 
 
-def trained(context: ProcessContext, options: list[str], whole: bool = False) -> dict[str, torch.Tensor]:
+def trained(context: ProcessContext, options: list[str], whole: bool = False) -> dict[str, Tensor]:
     """The weights after three steps, with this rank's batches or with the batches of both ranks as one."""
     sizes = [f"DATA.BATCH_SIZE={8 if whole else 4}"]
     state = build([*options, *sizes], context, OPTIONS)

@@ -21,7 +21,7 @@ from conftest import (
     train,
 )
 from precision_cases import vit
-from torch import nn
+from torch import Tensor, nn
 
 from engine.checkpoint.files import load_checkpoint
 from engine.precision.non_finite import first_non_finite
@@ -50,7 +50,7 @@ def make_input_gradient_infinite(module: nn.Module):
     module.forward = lambda x: original(InfiniteGradient.apply(x))
 
 
-def find_origin(model: nn.Module, images: torch.Tensor | None = None) -> str:
+def find_origin(model: nn.Module, images: Tensor | None = None) -> str:
     """Returns the description of the first non-finite value."""
     images = torch.randn(4, 3, 32, 32) if images is None else images
     return str(first_non_finite(model, lambda: nn.functional.cross_entropy(model(images), torch.arange(4)).backward()))

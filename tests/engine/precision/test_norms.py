@@ -12,7 +12,7 @@ from fake_gpu import GPU, fake_gpu
 from precision_cases import BF16, CPU, FP32, policy
 from timm.layers import LayerNorm2d
 from timm.models import VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 
 
 def long_vit(**options) -> nn.Module:
@@ -37,7 +37,7 @@ MODELS = {
 
 
 @cache
-def gradients(kind: str, level: str, device: torch.device, white: tuple = ()) -> dict[str, torch.Tensor]:
+def gradients(kind: str, level: str, device: torch.device, white: tuple = ()) -> dict[str, Tensor]:
     precision = policy(level, device=device, white=white)
     model = MODELS[kind]().to(device)
     precision.apply_op_lists(model)

@@ -8,7 +8,7 @@ import timm
 import torch
 from conftest import CPU, assert_same_state, cells_of, refused
 from precision_cases import BF16, FP32, policy, vit
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from engine.evaluation.session import apply_op_lists
@@ -43,7 +43,7 @@ def test_attention_is_fused_where_that_is_faster_on_a_cpu(level, attention, drop
     torch.testing.assert_close(model(images), expected, atol=1e-5, rtol=1e-5)
 
 
-def gradients(model: nn.Module, precision: Precision | None, forward=None) -> dict[str, torch.Tensor]:
+def gradients(model: nn.Module, precision: Precision | None, forward=None) -> dict[str, Tensor]:
     """precision: None for the exact gradients of a model in fp64."""
     torch.manual_seed(1)
     images = torch.randn(8, 3, 32, 32).to(FP32 if precision else torch.float64)
@@ -55,7 +55,7 @@ def gradients(model: nn.Module, precision: Precision | None, forward=None) -> di
     return found
 
 
-def error(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> float:
+def error(found: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
     """Returns the relative error of all gradients together."""
     differences = [found[name] - exact[name] for name in exact]
     return (get_total_norm(differences) / get_total_norm(exact.values())).item()
@@ -136,7 +136,7 @@ def test_mul_which_is_a_matrix_product_in_paddle_is_refused():
     with refused(r"LIST: mul is neither .* linear .*\("):
         listed_vit(black=("mul",))
     model, _ = listed_vit(black=("elementwise_mul",))
-    assert model.casting_mode.dtypes.keys() >= {torch.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__}
+    assert model.casting_mode.dtypes.keys() >= {torch.mul, Tensor.__mul__, Tensor.__rmul__}
 
 
 @pytest.mark.parametrize("level, black, white, expected", LISTS.values(), ids=LISTS.keys())

@@ -11,7 +11,7 @@ import torch
 from conftest import SMALL_BATCHES, assert_same_state, optimizer_of, states, train
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from configs.schema import Amp, Train
 from engine.precision.policy import LossScaler, Precision
@@ -65,7 +65,7 @@ class FleetScale:
         return self.scale
 
 
-def apply(scaler: LossScaler, optimizer: torch.optim.Optimizer, loss: torch.Tensor, max_norm: float | None = None):
+def apply(scaler: LossScaler, optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float | None = None):
     """A step; returns the gradient norm."""
     scaler.scale(loss).backward()
     norm = scaler.step(optimizer, max_norm)

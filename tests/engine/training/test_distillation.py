@@ -23,7 +23,7 @@ from conftest import (
 from PIL import Image
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.levit import LevitDistilled
-from torch import nn
+from torch import Tensor, nn
 
 from configs.command_line import to_yaml
 from configs.schema import Amp, Config, Data
@@ -71,7 +71,7 @@ def build(file: Path, precision: Precision | None = None, classes: int = 5) -> T
 # Losses
 
 
-def by_formula(kind: str, student: torch.Tensor, teacher: torch.Tensor, tau: float) -> float:
+def by_formula(kind: str, student: Tensor, teacher: Tensor, tau: float) -> float:
     """In float64: tau^2 x sum of p log(p / q), or the cross-entropy with the teacher's most probable class."""
     student = student.detach().double()
     teacher = teacher.double()

@@ -21,7 +21,7 @@ from conftest import (
     train,
 )
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from datasets.sources import checks
@@ -164,7 +164,7 @@ def test_training_is_bit_equal_without_it_and_a_resumed_run_keeps_it(digits_argv
 
 
 def test_the_picture_has_the_images_that_the_model_gets(digits_argv, monkeypatch):
-    given = list[torch.Tensor]()
+    given = list[Tensor]()
 
     def keep(session, outputs):
         session.state.wrapped.register_forward_pre_hook(lambda model, inputs: given.append(inputs[0].clone()))

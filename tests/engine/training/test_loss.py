@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from conftest import refused, seeded
 from timm.data.mixup import mixup_target
 from timm.loss import AsymmetricLossMultiLabel, BinaryCrossEntropy, compute_class_weights, create_classification_loss
+from torch import Tensor
 
 from configs.schema import Loss
 from datasets.batch import PADDING
@@ -25,12 +26,12 @@ def options(**values) -> Loss:
     return Loss.model_validate(values)
 
 
-def logits_and_labels() -> tuple[torch.Tensor, torch.Tensor]:
+def logits_and_labels() -> tuple[Tensor, Tensor]:
     generator = seeded(0)
     return torch.randn(B, CLASSES, generator=generator), torch.randint(CLASSES, (B,), generator=generator)
 
 
-def several_labels() -> torch.Tensor:
+def several_labels() -> Tensor:
     return torch.rand((B, CLASSES), generator=seeded(1)) < 0.4
 
 

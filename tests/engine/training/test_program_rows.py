@@ -27,7 +27,7 @@ from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler_factory import scheduler_kwargs
 from timm.task import LogitDistillationTask
 from timm.utils import ModelEmaV3, dispatch_clip_grad
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torchvision import transforms
 from torchvision.ops import StochasticDepth
@@ -212,7 +212,7 @@ def backward() -> tuple[nn.Module, torch.optim.Optimizer, Precision]:
     return model, torch.optim.SGD(model.parameters(), lr=1), precision
 
 
-def batch_of(is_mixed: bool, is_multi_label: bool, smoothing: float = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def batch_of(is_mixed: bool, is_multi_label: bool, smoothing: float = 0) -> tuple[Tensor, Tensor]:
     """Logits, and targets as timm's mixup makes them."""
     logits = torch.randn(B, CLASSES, generator=seeded(0))
     targets = torch.randint(CLASSES, (B,), generator=seeded(1))
@@ -233,7 +233,7 @@ def photo(channels: int) -> Image.Image:
     return PHOTO.convert("L" if channels == 1 else "RGB")
 
 
-def shown(data: Data, transform: host.HostTransform) -> torch.Tensor:
+def shown(data: Data, transform: host.HostTransform) -> Tensor:
     return Normalize(data)(transform(LazyImage(as_tensor(photo(data.image_channels))), 0, 0)[0][None])
 
 
@@ -466,7 +466,7 @@ LINES = [(program, *cells) for program, text in ROWS.items() for cells in cells_
 
 def assert_same(kind: str, theirs, config: Config) -> None:
     ours = getattr(Ours(), kind)(config)
-    if isinstance(theirs, torch.Tensor):
+    if isinstance(theirs, Tensor):
         atol = 0.036 if "image" in kind else 1e-7  # 2 / 255 / 0.22: Pillow rounds after each of two passes
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=atol)
     else:
@@ -481,7 +481,7 @@ def proven(program: str, kind: str, flags: list[str]) -> str:
         config = plan_training(command, CPU, RunLogger(CPU), lambda *_: pytest.fail("a search")).config
     theirs = getattr(THEIRS[program], kind)(namespace(program, flags))
     assert_same(kind, theirs, config)
-    return str(theirs.sum().item() if isinstance(theirs, torch.Tensor) else theirs)
+    return str(theirs.sum().item() if isinstance(theirs, Tensor) else theirs)
 
 
 def expanded(line: str) -> list[list[str]]:

@@ -22,7 +22,7 @@ from conftest import (
     train,
     values_of,
 )
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from configs.batch_plan import BatchPlan, EpochLayout
@@ -110,7 +110,7 @@ def plain_loop(config: Config, level: str) -> tuple[dict, dict, dict]:
     raise AssertionError("the two epochs have too few steps")
 
 
-def half_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+def half_weights(model: nn.Module) -> dict[str, Tensor]:
     """The weights of O2 as leaf tensors: bfloat16, except the norms."""
     return {
         name: value.detach().to(torch.float32 if "norm" in name else torch.bfloat16).requires_grad_()
@@ -132,7 +132,7 @@ def learning_rate(config: Config, step: int, warmup: float, total: int) -> float
     return train.base_lr * (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
 
 
-def noise(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
+def noise(config: Config) -> tuple[Tensor, Tensor]:
     (samples,) = samples_for(config, CPU, "train")
     images = torch.stack([samples.open(index, 1).pixels for index in range(len(samples))])
     return (images / 255 - 0.5) / 0.5, torch.from_numpy(samples.targets)

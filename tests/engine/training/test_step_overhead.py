@@ -12,7 +12,7 @@ import torch
 from conftest import config_for, model_for, slow
 from dispatch import DispatchMode, op_name, returns_view
 from fake_gpu import CONTEXT, GPU, fake_gpu, training_loop
-from torch import nn
+from torch import Tensor, nn
 
 from configs.command_line import to_yaml
 from configs.schema import Config, Data, Model
@@ -133,7 +133,7 @@ class TrafficCounter(DispatchMode):
 
     def _bytes_of(self, value):
         """The bytes of the distinct elements of a tensor on the device."""
-        if not isinstance(value, torch.Tensor) or value.device.type != self.device.type:
+        if not isinstance(value, Tensor) or value.device.type != self.device.type:
             return 0
         sizes = [size for size, stride in zip(value.shape, value.stride(), strict=True) if stride]
         return torch.Size(sizes).numel() * value.itemsize

@@ -22,7 +22,7 @@ from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from timm.optim import create_optimizer_v2, optimizer_kwargs
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler_factory import scheduler_kwargs
-from torch import nn
+from torch import Tensor, nn
 
 from configs.batch_plan import BatchPlan, EpochLayout
 from configs.schema import Config
@@ -146,12 +146,12 @@ def test_the_first_100_steps_equal_timms(recipe, cpu):
     assert (final - expected).norm() < 1e-4 * (expected - initial).norm()
 
 
-def flatten(model: nn.Module) -> torch.Tensor:
+def flatten(model: nn.Module) -> Tensor:
     """The parameters as one vector, also those in channels last."""
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def mixed_batches(flags: Namespace, smoothing: float) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def mixed_batches(flags: Namespace, smoothing: float) -> list[tuple[Tensor, Tensor]]:
     """Eight batches of noise; the images are the same for any smoothing."""
     np.random.seed(0)
     generator, mixup = seeded(0), timm_mixup(flags, smoothing)
@@ -160,7 +160,7 @@ def mixed_batches(flags: Namespace, smoothing: float) -> list[tuple[torch.Tensor
     return [mixup(*batch) for batch in zip(images, labels, strict=True)]
 
 
-def our_losses(state: TrainState, mixed: list[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
+def our_losses(state: TrainState, mixed: list[tuple[Tensor, Tensor]]) -> list[float]:
     """The loss of each step of a training on mixed images and targets."""
     ready, losses = cycle(mixed), list[float]()
     state = replace(state)

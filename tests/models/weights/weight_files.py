@@ -9,6 +9,7 @@ import safetensors.torch
 import torch
 from conftest import line_of
 from timm.models import VisionTransformer
+from torch import Tensor
 
 from configs.schema.model import Model
 from models.weights.choose import FINE_TUNE, Purpose, choose
@@ -34,7 +35,7 @@ def random_vit(seed: int = 0, **changes) -> VisionTransformer:
 
 
 @torch.no_grad()
-def logits(model: torch.nn.Module, size: int = 32) -> torch.Tensor:
+def logits(model: torch.nn.Module, size: int = 32) -> Tensor:
     return model(torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1)))
 
 
@@ -53,7 +54,7 @@ def refusal(path: Path | str, model: torch.nn.Module | None = None, purpose: Pur
     return message
 
 
-def read(path: Path) -> dict[str, torch.Tensor]:
+def read(path: Path) -> dict[str, Tensor]:
     """The tensors of a file, with timm's names of a ViT."""
     return choose(read_weights(str(path)), small_vit(), Model(), FINE_TUNE).state
 
@@ -63,7 +64,7 @@ def without(state: dict, *names: str) -> dict:
     return {name: tensor for name, tensor in state.items() if not name.endswith(names)}
 
 
-def renamed(model: torch.nn.Module, names: dict[str, object]) -> dict[str, torch.Tensor]:
+def renamed(model: torch.nn.Module, names: dict[str, object]) -> dict[str, Tensor]:
     """The state of a model. names: pattern -> replacement, in this order."""
     state = {}
     for name, tensor in model.state_dict().items():

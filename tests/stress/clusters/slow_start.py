@@ -4,13 +4,13 @@ import os
 import random
 import time
 
-import torch
+from torch import Tensor
 
 from configs.parts import Options, host_augmentation
 
 
 @host_augmentation("slow_start", Options)
-def slow_start(image: torch.Tensor, rng: random.Random, options: Options) -> torch.Tensor:
+def slow_start(image: Tensor, rng: random.Random, options: Options) -> Tensor:
     if "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
         time.sleep(0.02)
     return image
