@@ -14,7 +14,7 @@ from datasets.sources.listed.lists import METADATA, table_file
 from datasets.sources.listed.parquet import parquet_files
 from datasets.sources.path_words import split_of_images
 from datasets.sources.source import source_class
-from datasets.sources.tables.files import IS_WORKBOOK, PARQUET, TABLE_SUFFIXES, WORKBOOK
+from datasets.sources.tables.files import IS_WORKBOOK, PARQUET, TABLE_SUFFIXES, TEXT_LIST, WORKBOOK
 from datasets.sources.tables.joins import is_camera_package
 from utils.distributed import ProcessContext, find_on_main
 from utils.errors import UserError
@@ -23,7 +23,7 @@ _NO_TABLES = {  # the problem of files, by the ends of their names
     r"(?i)\.(zip|tar|tgz|tar\.gz|7z|rar)$": "is an archive; unpack it, and give the folder that it contains",
     WORKBOOK: IS_WORKBOOK,
     r"(?i)\.(npz|npy|mat)$": "contains arrays; docs/data.md#images-in-arrays writes them to class folders",
-    r"(?i)\.json$": "docs/data.md#labels-in-json makes a table of it",
+    r"(?i)\.(nd)?json$": "docs/data.md#labels-in-json makes a table of it",
 }
 
 
@@ -65,7 +65,7 @@ def recognize_table(data: Data) -> str | None:
     """The data set of DATA_PATH if it is a table, or a folder of images with train.csv or a table of Hugging Face's."""
     root = Path(data.data_path)
     if root.is_file():
-        kinds = dict.fromkeys(TABLE_SUFFIXES, "csv") | {PARQUET: "parquet"}
+        kinds = dict.fromkeys((*TABLE_SUFFIXES, TEXT_LIST), "csv") | {PARQUET: "parquet"}
         return kinds.get(root.suffix.lower())
     if is_camera_package(root) and not data.class_folders:
         return "csv"

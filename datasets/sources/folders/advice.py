@@ -18,7 +18,7 @@ from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS
 from datasets.sources.class_names import list_names
 from datasets.sources.folders.class_folders import FoundFiles, Levels
-from datasets.sources.folders.labels import by_split, without_masks
+from datasets.sources.folders.labels import by_split, is_mask, without_masks
 from datasets.sources.groups import IDENTIFIER, case_folders
 from datasets.sources.listed.lists import known_labels, refuse_several_labels, table_file
 from datasets.sources.listing import list_directory
@@ -35,7 +35,7 @@ from utils.files import open_regular_file
 from utils.notes import Note
 
 _TABLES = (".csv", ".tsv", JSON_LINES, TEXT_LIST)
-_BESIDE = r"(?i)\.(csv|tsv|jsonl?|txt|xlsx|xls|ods)$"
+_BESIDE = r"(?i)\.(csv|tsv|jsonl?|ndjson|txt|xlsx|xls|ods)$"
 _FROM_JSON = "docs/data.md#labels-in-json makes a table"
 _ANY = "latin-1"  # reads any file: the labels are compared, not used
 _PART_BYTES = 16384  # four parts of a table: whether it names the images
@@ -109,7 +109,9 @@ class TableBeside(NamedTuple):
         has_names = is_named and not all(map(str.isdigit, labels.values()))
         others = seen if has_names else [*seen, *self.labels]
         counts = Counter(filter(None, chain.from_iterable(map(_LABELS.split, labels.values()))))
-        if len(counts) < 2 or 2 * len(labels) < len(known) or follows_folders:
+        row = next((cells for _, cells in open_table(self.file, _ANY)), {})
+        images = sum(text.lower().endswith(IMAGE_EXTENSIONS) for text in row.values())  # channels, before and after
+        if len(counts) < 2 or 2 * max(1, images) * len(labels) < len(known) or follows_folders:
             return
         if any(have_same_classes(labels, one) for one in others):
             return
@@ -259,7 +261,7 @@ def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path],
         advice = f"-dataset=imagenet2012 -data_path={quote(str(root))} reads its lists"
     if word_in(root.name) == "train":  # labels of all splits
         advice = advise_labels(given) or advice
-    advice = advice or advise_labels(given) or _other_data(root)
+    advice = advice or advise_labels(given) or _other_data(root, images)
     if len(names) > 1 and not (trainings or {*map(str.lower, names)} <= SPLIT_NAMES.keys()):
         advice += "; if each folder is a class, -opts DATA.CLASS_FOLDERS=true"
     return UserError(f"{root}: {problem}: {list_names(names, _MAX_SHOWN) or 'no images in folders'}; {advice}")
@@ -314,10 +316,15 @@ def notes_on_lists(root: Path, class_names: Collection[str]) -> list[Note]:
     return notes
 
 
-def _other_data(root: Path) -> str:
+def _other_data(root: Path, images: Sequence[str]) -> str:
     """The lists that are not read, and a way to read well-known data."""
-    lists = [path for path in files_beside(root) if names_images(path) or re.search(WORKBOOK, path.name)]
-    fix = "put the images of each class into a folder; -dataset=torchvision/NAME reads public data sets"
+    stems = set(map(_stem, images))
+    lists = [path for path in files_beside(root) if names_images(path, stems) or re.search(WORKBOOK, path.name)]
+    lists = lists or [*islice(root.rglob("*.json"), 1)]  # of a single image
+    fix = (
+        "put the images of each class into a folder (docs/data.md#labels-of-folders); "
+        "-dataset=torchvision/NAME reads public data sets"
+    )
     if not lists:
         return fix
     names = ", ".join(map(str, lists[:_MAX_SHOWN]))
@@ -331,7 +338,8 @@ def advise_labels(root: Path) -> str | None:
     """The options that read the labels in the paths of the images in `root`, and keep cases together.
 
     None without evidence: folders that recur in several folders, or files whose names differ in a number or in another
-    field only. Each expression is tried on all images of train and val.
+    field only. Each expression is tried on all images of train and val. Of names with more numbers, such as
+    A172_Phase_A7_1_00d00h00m_1.tif, two are advised.
     """
     paths, _ = without_masks(FoundFiles(root).images_in(root))
     try:
@@ -340,19 +348,21 @@ def advise_labels(root: Path) -> str | None:
         return None
     train = of_split["train"]
     val = of_split.get("val", [])
+    found = list[str]()
     for expression, of_labels in _expressions(train + val, level):
         labels = Counter(label_in(expression, path) for path in train)
         if _are_classes(labels) and {label_in(expression, path) for path in val} <= labels.keys():
             options = filter(None, [f"DATA.LABELS={expression}", case_folders(train + val, of_labels)])
             classes = f"{len(labels)} classes, {list_names(sorted(labels), _MAX_NAMES)}"
-            words = f"labels are in the paths, as in {shorten(train[0])}"
-            return f"{words}: -opts {' '.join(map(quote, options))} reads {classes}"
-    return None
+            found.insert(0, f"-opts {' '.join(map(quote, options))} reads {classes}")
+            if len(found) == 2 or not all(re.search(r"[\W_]\d", label) for label in labels):
+                break
+    return f"labels are in the paths, as in {shorten(train[0])}: {'; or '.join(found)}" if found else None
 
 
 def _are_classes(labels: Counter[str]) -> bool:
-    """Whether these are no splits, no numbered patients, and most are of several images. labels: of all images."""
-    if "" in labels or all(map(word_in, labels)):
+    """Whether these are no splits, masks or numbered patients, and most are of several images. labels: of each."""
+    if "" in labels or all(map(word_in, labels)) or any(map(is_mask, labels)):
         return False
     texts = {re.sub(r"\d", "", label) for label in labels} - {""}
     is_usual = 2 <= len(labels) <= labels.total() / 2
@@ -407,5 +417,6 @@ def _expressions(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:
     for expression in _IN_NAMES:
         if all(re.search(r"[^\W\d_]", label_in(expression, path)) for path in paths):
             yield expression, -1
-    if not all(re.search(r"([^/]+)/\1[^/]*$", path) for path in paths):  # x_87_48/x_87_48_B01.tif
+    are_many = 2 * len({*map(os.path.basename, paths)}) > len(paths)  # tile_0_1.png of each folder is a place
+    if are_many and not all(re.search(r"([^/]+)/\1[^/]*$", path) for path in paths):  # x_87_48/x_87_48_B01.tif
         yield from ((rf"(?:^|/)(?:[^/_]+_){{{number}}}(0|[1-9]\d{{0,2}})_", -1) for number in range(4))

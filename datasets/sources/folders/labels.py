@@ -19,7 +19,7 @@ from utils.errors import UserError
 from utils.notes import Note
 
 _MAX_SHOWN = 4
-_IS_MASK = re.compile(MASK, re.IGNORECASE).fullmatch
+is_mask = re.compile(MASK, re.IGNORECASE).fullmatch
 _PARTS = ("train", "val", "test", "none")  # none: images without labels
 
 
@@ -109,7 +109,7 @@ def without_masks(paths: list[str], labels: str = "") -> tuple[list[str], list[N
     """
     of_masks = set()
     for path in paths:
-        named = {*filter(_IS_MASK, path.split("/")[:-1])}
+        named = {*filter(is_mask, path.split("/")[:-1])}
         if named.difference(label_in(labels, path).split("/")):
             of_masks.add(path)
     images = [path for path in paths if path not in of_masks]

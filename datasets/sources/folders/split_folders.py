@@ -28,8 +28,9 @@ from utils.notes import Note
 
 _PART = re.compile(
     r"(?i)(?<![a-z])(images?|imgs?|data|set|part|batch|chunk|fold|split|folder|p|pat|patient|subject|case|study|"
-    r"slide|plate|well|scan|series|session|item)s?(?![a-z])"
+    r"slide|plate|well|scan|series|session|item|week|run|experiment|replicate|ds)s?(?![a-z])"
 )
+_ID = re.compile(r"(?i)[\da-f-]{16,}|\D*(\d+\D+){2}\d.*")  # a checksum, a UUID, TCGA-A1-A0SB-01Z, a date
 _CLASS = re.compile("(?i)class|categor|label|type|grade|stage|level")
 _ALL_IMAGES = re.compile("(?i)(all|jpe?g|original|png|raw)?[ _-]*(images?|imgs?)")
 _MAX_SHOWN = 3  # folders and names in an error
@@ -67,7 +68,9 @@ def _as_lone_folder(levels: Levels, listing: ImageFiles) -> str | None:
 
 
 def _as_parts(levels: Levels, listing: ImageFiles) -> str | None:
-    """Parts of one data set, patients, or items, which are more than the images in each, differ in a number."""
+    """Parts of one data set, patients, or items, which are more than the images in each, differ in a number; or ids."""
+    if len(levels.sizes) > 1 and all(map(_ID.fullmatch, levels.sizes)):
+        return "the folders are ids or dates, as of slides, patients or items (docs/data.md#labels-of-folders)"
     stems = {re.sub(r"\d+", "", name) for name in levels.sizes}
     if len(levels.sizes) > 1 and len(stems) == 1:
         stem = stems.pop()

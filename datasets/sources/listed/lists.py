@@ -291,7 +291,7 @@ def refuse_several_labels(rows: Rows, data: Data) -> None:
             option = columns_option(data, {}, several=True)
             raise UserError(
                 f"{rows.file}:{line}: target {shorten(text)} has several labels; {_advise_classes(rows, data)}"
-                f"-dataset=csv -opts {option} trains with several, or write one per image"
+                f"-dataset=csv -opts {option} trains with several, or write one per image (1, not 1,0)"
             )
 
 

@@ -43,8 +43,8 @@ _LIKELY_LABELS = (
     ),
     re.compile(".*(label|class|diagnos|categor|species).*"),
 )
-_NO_LABEL = re.compile(  # of a person, a place, a device, an image
-    "((patient|subject|case|lesion|person|study|visit|series|site|hospital|center|centre|clinic|scanner|device|camera|"
+_NO_LABEL = re.compile(  # of a person, a place, a device, an image; also as CellProfiler writes them
+    "((image)?(metadata)?(well|plate|replicate|concentration|dose|(path|file)name).*|(patient|subject|case|lesion|person|study|visit|series|site|hospital|center|centre|clinic|scanner|device|camera|"
     "group|user|annotator|author)(id|no|nr|number|name)?|(patient)?(age|sex|gender|race)|alter|geschlecht|"
     "weight|height|width|size|depth|date|time|year|month|day|fold|(sub)?set|split|part|partition|location|locali[sz]ation|region|country|"
     "city|view.*|orientation|side|laterality|format|source|license|url|quality|count|index|unnamed.*)?"
@@ -114,7 +114,8 @@ def _columns_to_read(table: Table, data: Data, given: Columns) -> Layout:
         index = re.compile(r"(Unnamed: \d+)?")  # of pandas
         rest = [name for name in others if name != split and not index.fullmatch(name)]
         labels, is_one_hot = _find_labels(named, given.get("label"), paths, rest, values)
-        if "Confidence" in rest and values["Confidence"] == {"0", "1"}:  # Open Images
+        certain = values.get("Confidence", set())  # of Open Images
+        if "Confidence" in rest and are_cells(certain) and {"0", "0.0"} & certain:
             raise UserError(f"{table.file}:1: 0 in Confidence says that an image lacks the label; remove these rows")
     are_clear = is_one_hot or len(labels) == needs_labels
     if not (are_clear and len(paths) == 1):

@@ -1,6 +1,7 @@
 """Tables and lists beside folders; classes one level too high: each advice trains on what it names when it is typed."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,28 @@ def test_lists_of_both_splits_are_an_answer(tmp_path):
     (advised,) = typed(line_of(read_splits, given), given)
     train, val = read_splits(advised)
     assert [*classes_of(train, val)] == paths
+
+
+CELLS = "Image_FileName_DAPI,Image_PathName_DAPI,Image_FileName_Actin,Image_Metadata_Well,Image_Metadata_Compound"
+# The folders of the images in a row, the header and the row of the table, the column of the paths that are advised
+OF_ROWS = f"""
+name | folders | header | row | path
+before and after | t0 t1 full | t0,t1,image,label | t0/{{0}}.jpg,t1/{{0}}.jpg,full/{{0}}.jpg,{{1}} | image
+BBBC021 | Week1/a Week1/b | {CELLS} | a{{0}}.jpg,Week1/a,b{{0}}.jpg,W{{0}},{{1}} | Image_FileName_DAPI
+"""
+
+
+@each_row(OF_ROWS)
+def test_a_row_of_several_images_is_an_answer(name, folders, header, row, path, tmp_path):
+    """Of the images in a folder each, or of channels, the table names one per row."""
+    names = [part + "/" * (name != "BBBC021") for part in folders.split()]
+    given = write(tmp_path, [f"{part}{number}.jpg" for part in names for number in range(12)])
+    rows = [row.format(number, LABELS[number]) for number in range(12)]
+    (tmp_path / "pairs.csv").write_text("\n".join([header, *rows]))
+    advised = typed(line_of(read_splits, given), given)[0]
+    assert advised.columns["path"] == path
+    for image, label in classes_of(*read_splits(advised)).items():
+        assert label == LABELS[int(re.findall(r"\d+", image)[-1])]
 
 
 WILDLIFE = "filename,location,class,species,common_name,class_id"

@@ -59,6 +59,7 @@ MEANT = {  # cells of a row, more of DATA.COLUMNS: the target
     ("1,0,x", ", cells: {0: 1, 1: 0, X: 1}"): [0, 1, 1],
     ("-1.0,,nan", ", cells: {-1: null, '': 0, nan: null}"): [UNKNOWN, 0, UNKNOWN],
     ("u,0.2,.7", ", cells: {U: null}, threshold: 0.5"): [UNKNOWN, 0, 1],
+    ('"0,97","1,0","0,5"', ", cells: {'0,5': null}, threshold: 0.6"): [1, 1, UNKNOWN],
     ("true,10%,positive", ", cells: {10%: 0, Positive: 1}"): [1, 0, 1],
 }
 

@@ -175,13 +175,14 @@ def test_lists_of_numbers_are_labels(label, tmp_path):
     assert train.targets[0].sum() == len({*label} & {*"012"})
 
 
-def test_rows_of_absent_labels_are_refused(tmp_path):
+@pytest.mark.parametrize("number", [int, float])
+def test_rows_of_absent_labels_are_refused(number, tmp_path):
     """Open Images: a row with the confidence 0 says that the label is not in the image."""
     header = "ImageID,Source,LabelName,Confidence"
-    write(tmp_path, IMAGES, **{"all.csv": (header, lambda n: f"{n:04},verification,/m/0{n % 2},{int(n % 3 > 0)}")})
+    write(tmp_path, IMAGES, **{"all.csv": (header, lambda n: f"{n:04},verification,/m/0{n % 2},{number(n % 3 > 0)}")})
     given = options(tmp_path / "all.csv")
     assert "Confidence" in line_of(read_splits, given)
-    (tmp_path / "all.csv").write_text((tmp_path / "all.csv").read_text().replace(",0\n", ",1\n"))
+    (tmp_path / "all.csv").write_text((tmp_path / "all.csv").read_text().replace(f",{number(0)}\n", ",1\n"))
     assert read_splits(given)[0].class_names == ["/m/00", "/m/01"]
 
 

@@ -85,6 +85,7 @@ one class per patient | {{1,3,5}}/ill/{{1,2,3}}.png {{2,4,6}}/well/{{1,2,3}}.png
 one study per patient | train/XR/patient{{{{1,2,3}}/s1_well,{{4,5,6}}/s1_ill}}/{{1,2}}.png | ill well | 12 | 6
 sites | site{{A,B,C}}/{{ill,well}}/{{1,2,3}}.png | ill well | 18 | 3
 MURA | {{train,valid}}/XR_{{HAND,WRIST}}/{MURA} | negative positive | 36 | 3
+LIVECell | {{A172,MCF7}}_Phase_A{{7,8}}_{{1,2}}_00d00h00m_{{1,2}}.png | A172 MCF7 | 16 | 0
 splits in classes | {{a,b}}/{{train,val}}/{NUMBERS}.jpg | a b | 16 | 0
 """
 
@@ -117,7 +118,16 @@ def assert_advice_trains(root, classes, number, num_groups, may_share=False):
     assert may_share or not of_train & of_val
 
 
-@pytest.mark.parametrize("files", [["IMG_{1,2,3,4}.jpg"], ["{1,2,3,4}.jpg"], ["a{1,2}.jpg", "b_1.jpg", "3.jpg"]])
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["IMG_{1,2,3,4}.jpg"],
+        ["{1,2,3,4}.jpg"],
+        ["a{1,2}.jpg", "b_1.jpg", "3.jpg"],
+        ["0a1b2c3d{4,5,6}/images/{1,2}.png", "0a1b2c3d{4,5,6}/masks/{3,4}.png"],
+        ["tiles/{A1,B2,C3}-01Z/tile_{0,1,2}_{0,1}.png"],
+    ],
+)
 def test_names_without_a_pattern_have_no_advice(files, tmp_path):
     assert not advice(options(tree(tmp_path, *files)))[1]
 

@@ -5,7 +5,16 @@ import shutil
 
 import pytest
 from conftest import config_for, read_samples, refused
-from source_helpers import assert_refused, names_of, options, write_classes, write_image, write_table
+from source_helpers import (
+    assert_refused,
+    labels_of,
+    names_of,
+    options,
+    read_splits,
+    write_classes,
+    write_image,
+    write_table,
+)
 
 from datasets.reading import unlabelled
 from datasets.recognition import recognize_dataset
@@ -41,6 +50,16 @@ def test_the_images_of_a_list_are_found_as_of_a_table(images, tmp_path):
     assert trained.targets.tolist() == [1, 0]
     for samples in (trained, unlabelled(str(tmp_path / "train_list.txt"), options(tmp_path))):
         assert [samples.name(index) for index in range(2)] == [str(tmp_path / image) for image in images]
+
+
+@pytest.mark.parametrize("place", ["", "data_256/"])
+def test_a_list_may_write_the_folder_of_the_images_as_the_root(place, tmp_path):
+    """As Places365's lists do; the file is the data set."""
+    labels = {f"aa/{name}/{number}.jpg": label for label, name in enumerate(("airfield", "alley")) for number in "123"}
+    for image in labels:
+        write_image(tmp_path / place / image)
+    (tmp_path / "places.txt").write_text("".join(f"/{image} {label}\n" for image, label in labels.items()))
+    assert labels_of(*read_splits(options(tmp_path / "places.txt"))) == labels
 
 
 @pytest.mark.parametrize("split", ["", "train"])

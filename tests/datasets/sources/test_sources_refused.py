@@ -36,7 +36,7 @@ ROWS = {  # of train.csv; a part of the error
 # DATA.DATASET, a file and its content, a part of the error
 PATHS = r"""
 dataset | path | content | part
-csv | x.csv | PK\3\4\0\0\0\0\0\0 | x.csv: .*CSV
+csv | x.csv | PK\3\4\0\0\0\xff\0\0 | x.csv: is a workbook.* CSV$
 csv | x.csv | version https://git-lfs\n | x.csv:1:
 csv | x.csv | file,label,label\n1.png,a,b\n | x.csv:1: .*DATA.COLUMNS
 imagenet2012 | a.xlsx | PK | a.xlsx: is a workbook.* CSV$
@@ -44,6 +44,7 @@ csv | a.ODS | PK | a.ODS: is a workbook.* CSV$
 folder | a.npz | PK | a.npz: .*docs/data.md#images-in-arrays
 csv | a.mat | PK | a.mat: .*docs/data.md#images-in-arrays
 imagenet2012 | a.json | PK | a.json: .*docs/data.md#labels-in-json
+csv | a.ndjson | PK | a.ndjson: .*docs/data.md#labels-in-json
 imagenet2012 | a.bin | PK | is a file
 folder | a.zip | PK | a.zip: is an archive
 """

@@ -92,6 +92,10 @@ wrong folder | {train,val}/Dataset/{a,b} |  | DATA.LABELS=^[^/]+/[^/]+/([^/]+)/
 COVID-19 Radiography | {COVID,Normal}/{images,masks} list.xlsx! |  | ALL
 CIFAR-10 | data_batch_1! test_batch! |  | torchvision/NAME
 images and masks | images masks |  | ALL
+DSB2018 | {0a1b2c3d4e5f60718,9b1c2d3e4f5a60718,c01d2e3f4a5b60718}/{images,masks} |  | ALL
+TCGA | TCGA-{A1-A0SB,B2-C0SC,D3-E1}-01Z-00-DX1 |  | ALL
+BBBC021 | Week{1_22123,2_22141} |  | ALL
+Supervisely | ds{0,1}/img ds0/ann/0.jpg.json!! |  | ALL
 ChestX-ray14 | images_{001,002,012}/images |  | ALL
 batches | batch1/{a,b} batch2/{a,c} |  | ALL
 archive | images.zip! |  |
