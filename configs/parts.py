@@ -147,7 +147,7 @@ def running_plugins() -> tuple[Plugin, ...]:
 
 def open_plugin(path: str) -> Plugin:
     """Reads and runs a file. Raises UserError: as `run_plugin`, or it cannot be read."""
-    return run_plugin(str(Path(path).absolute()), read_text(Path(path), "-plugin ", ".py", max_bytes=1 << 24))
+    return run_plugin(str(Path(path).absolute()), read_text(Path(path), "-plugin ", ".py"))
 
 
 def run_plugin(path: str, text: str) -> Plugin:

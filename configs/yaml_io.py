@@ -1,7 +1,7 @@
 """Strict YAML: scalars as in YAML 1.2, no duplicate keys, no aliases, no tags, the line number of each key.
 
 PyYAML itself reads `3e-3` as a string, `on` as True and `010` as 8, keeps the last of two equal keys, and builds Python
-objects from tags.
+objects from tags. libyaml, if PyYAML has it, reads the weights of 21,841 classes in a tenth of a second.
 """
 
 import json
@@ -18,11 +18,8 @@ from utils.errors import UserError, did_you_mean, error_from, first_line
 from utils.files import expand_home, open_regular_file
 
 Values = dict[str, Any]  # by key or name, as YAML and JSON give them: options, sections of them, arguments
-MAX_BYTES = 1 << 16  # 20 times the longest recipe; PyYAML needs half a second for it
-_MAX_BYTES_WITH_LISTS = 1 << 26  # with the long values of 100,000 classes, which the json module reads
-_LONG_CHARS, _LONG_ITEMS = 1000, 200
-_LONG_VALUE = re.compile(rf"^( *[A-Z][A-Z0-9_.]*: )([\[{{].{{{_LONG_CHARS},}}[\]}}])$", re.MULTILINE)
-_PLACE = "\ue000 long value "  # in the text that PyYAML reads; a character for private use
+MAX_BYTES = 1 << 25  # the lists of 100,000 classes with long names have 16 MB
+_SURROGATES = re.compile(r"\\ud[89ab]\w\w\\ud[c-f]\w\w", re.IGNORECASE)  # of JSON, for one character
 _MAX_KEY_CHARS = 100
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
@@ -46,19 +43,13 @@ _RESOLVERS = (
 )
 
 
-class _StrictLoader(yaml.SafeLoader):
+class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # by libyaml, if it has it
     """Only its composer is used: PyYAML constructs no objects."""
 
-    yaml_implicit_resolvers = {}  # noqa: RUF012  # an attribute of PyYAML, filled below
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # of the stub
-            raise yaml.MarkedYAMLError(problem="aliases are not allowed", problem_mark=mark)
-        return super().compose_node(parent, index)
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # an attribute of PyYAML, filled below
 
 
-class _StrictDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # by libyaml, if it has it
+class _StrictDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     """Quotes strings that the strict loader, or PyYAML's own, would read as another type."""
 
 
@@ -68,22 +59,18 @@ for _tag, _pattern, _first in _RESOLVERS:
 
 
 def write_yaml(values: Values) -> str:
-    """The values as YAML text, from which `read_yaml` reads equal values. A long value is JSON in one line."""
-    long_values = []
-
-    def shortened(value: Any) -> Any:
-        if isinstance(value, list | tuple | dict) and len(value) > _LONG_ITEMS:
-            long_values.append(value)
-            return [f"{_PLACE}{len(long_values) - 1}"]  # a list, for a line of its own
-        return {key: shortened(one) for key, one in value.items()} if isinstance(value, dict) else value
-
-    text: str = yaml.dump(shortened(values), Dumper=_StrictDumper, sort_keys=False, default_flow_style=None, width=120)
-    return re.sub(r'\["\\uE000 long value (\d+)"\]', lambda found: json.dumps(long_values[int(found[1])]), text)
+    """The values as YAML text, from which `read_yaml` reads equal values."""
+    text: str = yaml.dump(values, Dumper=_StrictDumper, sort_keys=False, default_flow_style=None, width=120)
+    return text
 
 
-@lru_cache(64)
+@lru_cache(8)
 def _compose(text: str) -> yaml.Node | None:
     """The nodes of a YAML text, which are only read: a resumed run reads its config.yaml ten times."""
+    text = _SURROGATES.sub(lambda pair: json.loads(f'"{pair[0]}"'), text)
+    for event in yaml.parse(text, Loader=_StrictLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(problem="aliases are not allowed", problem_mark=event.start_mark)  # type: ignore[arg-type]
     return yaml.compose(text, Loader=_StrictLoader)
 
 
@@ -98,9 +85,7 @@ def read_recipe(path: Path, named_in: str = "") -> tuple[Values, dict[str, int]]
     named_in: a prefix of the error message for an unreadable file.
     Raises UserError: the file is unreadable, too large, not YAML or not a mapping; names the file and the line.
     """
-    text, long_values = _take_long_values(read_text(path, named_in, max_bytes=_MAX_BYTES_WITH_LISTS))
-    if len(text) > MAX_BYTES:
-        raise UserError(f"{path}: is larger than {MAX_BYTES} bytes; write a long list as JSON in one line")
+    text = read_text(path, named_in)
     lines: dict[str, int] = {}
     try:
         node = _compose(text)
@@ -108,7 +93,7 @@ def read_recipe(path: Path, named_in: str = "") -> tuple[Values, dict[str, int]]
             return {}, lines
         if not isinstance(node, yaml.MappingNode):
             raise UserError(f"{path}:1: expected `KEY: value` lines")
-        return _put_back(_construct(node, "", lines), long_values), lines
+        return _construct(node, "", lines), lines
     except RecursionError:
         raise UserError(f"{path}: is nested too deeply") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: an invalid escape or %YAML version
@@ -118,11 +103,11 @@ def read_recipe(path: Path, named_in: str = "") -> tuple[Values, dict[str, int]]
         raise UserError(f"{place}: {problem}") from None
 
 
-def read_text(path: Path, named_in: str = "", suffix: str = ".yaml", max_bytes: int = MAX_BYTES) -> str:
+def read_text(path: Path, named_in: str = "", suffix: str = ".yaml") -> str:
     """Reads a text file, or raises UserError as `read_yaml`. suffix: of similar names in the error."""
     try:
         with open_regular_file(path) as file:
-            data = file.read(max_bytes + 1)
+            data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         hint = ""
         if isinstance(error, FileNotFoundError):
@@ -130,8 +115,8 @@ def read_text(path: Path, named_in: str = "", suffix: str = ".yaml", max_bytes: 
             hint = did_you_mean(str(path.parent / f"{path.stem}{suffix}"), files)
         problem = f"cannot be read: {getattr(error, 'strerror', error)}{hint}"
         raise error_from(error, f"{named_in}{path}: {problem}") from None
-    if len(data) > max_bytes:
-        raise UserError(f"{path}: is larger than {max_bytes} bytes; give a {suffix} file")
+    if len(data) > MAX_BYTES:
+        raise UserError(f"{path}: is larger than {MAX_BYTES} bytes; give a {suffix} file")
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -143,45 +128,12 @@ def parse_value(text: str, key: str = "") -> Any:
 
     Raises UserError for another text.
     """
-    text, long_values = _take_long_values(text)
     try:
         node = _compose(text)
-        return None if node is None else _put_back(_construct(node, f"{key}.", {}), long_values)
+        return None if node is None else _construct(node, f"{key}.", {})
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         reason = getattr(error, "problem", type(error).__name__)
         raise UserError(f"{shorten(text)} cannot be read as a value: {reason}") from None
-
-
-def _take_long_values(text: str) -> tuple[str, list[Any]]:
-    """The text with a word for each line `KEY: VALUE` of long JSON, and these values: PyYAML needs a second for 10,000
-    numbers."""
-    taken = []
-
-    def take(line: re.Match[str]) -> str:
-        options: Values = {"object_pairs_hook": _unique_keys}
-        if line[1].endswith(("RENAME: ", "ONLY_CLASSES: ")):  # as `_OF_CLASSES`
-            options |= {"parse_int": str, "parse_float": str}
-        try:
-            taken.append(json.loads(line[2], **options))
-        except (ValueError, RecursionError):  # PyYAML reads it, or tells the problem
-            return line[0]
-        return f"{line[1]}{_PLACE}{len(taken) - 1}"
-
-    return _LONG_VALUE.sub(take, text), taken
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> Values:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError("a key is given twice")
-    return values
-
-
-def _put_back(value: Any, taken: Sequence[Any]) -> Any:
-    if isinstance(value, dict):
-        return {key: _put_back(one, taken) for key, one in value.items()}
-    is_place = bool(taken) and isinstance(value, str) and value.startswith(_PLACE)
-    return taken[int(value.removeprefix(_PLACE))] if is_place else value
 
 
 def find_name(given: str, names: Sequence[str]) -> str:
