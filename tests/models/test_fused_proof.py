@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import torch
 from conftest import TINY_VIT, log_of, train
-from test_fused_blocks import CPU, TOKENS, fused, kernels, make_model, proof
+from test_fused_blocks import CPU, TOKENS, few_programs, fused, kernels, make_model, proof
 from torch import nn
 
 import models
@@ -26,6 +26,7 @@ HALF = torch.float16
 def new_process(monkeypatch):
     monkeypatch.setattr(proof, "_faults", {})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    few_programs(monkeypatch)
 
 
 def fault_of(model, half_stream=False):
