@@ -56,7 +56,6 @@ PARTS = {
     "torch_ops": Part(O1, words="-opts MODEL.FUSED_BLOCKS=false"),
     "float32_sums": Part(O1, words="-opts AMP.CUSTOM_BLACK_LIST=[add]"),
     "compiled": Part(O1, words="-compile", limit_seconds=80),
-    "bare_compiled": Part(O1, "bare", "-compile", 80),
     "O2_compiled": Part(O2, words="-compile", limit_seconds=80),
     "stream_compiled": Part(O1, words="-compile -opts AMP.PRESET=bf16_stream", limit_seconds=80),
     "jpeg_eager": Part(O1, "jpeg"),

@@ -1,6 +1,6 @@
-"""Measures how cost grows, a row at a time, in this clone and in another one in turns; CPU seconds and peak memory.
+"""Measures how the cost of a row grows with the work, by the code of a clone: CPU seconds and peak memory.
 
-    python scripts/benchmarks/benchmark_scale.py interval -other ../before
+    PYTHONPATH=. python scripts/benchmarks/benchmark_scale.py interval
 
 Rows: the functions below. Each prepares its inputs and returns the call that is measured.
 """
@@ -9,8 +9,6 @@ import argparse
 import json
 import os
 import resource
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -163,7 +161,10 @@ def gathered(folder: Path) -> Call:
 ROWS = {row.__name__: row for row in (interval, wide, hints, runs, table, options, arrays, meetings, gathered)}
 
 
-def measure(row: str) -> dict[str, float]:
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("row", choices=ROWS)
+    row = parser.parse_args(argv).row
     with tempfile.TemporaryDirectory() as folder:
         call = ROWS[row](Path(folder))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -172,29 +173,8 @@ def measure(row: str) -> dict[str, float]:
         seconds = time.process_time() - started
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         files = sum(path.stat().st_size for path in Path(folder).glob("*"))
-    return {"seconds": seconds, "megabytes": memory / 1024, "in_files": files / 1e6}
-
-
-def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("row", choices=ROWS)
-    parser.add_argument("-other", type=Path, help="a clone of another version")
-    parser.add_argument("-here", action="store_true", help="measure in this process, of the clone in PYTHONPATH")
-    arguments = parser.parse_args(argv)
-    if arguments.here:
-        print(json.dumps(measure(arguments.row)))
-        return
-    clones = [clone for clone in (arguments.other, Path(__file__).parents[2]) if clone]
-    found = {clone: [] for clone in clones}
-    for clone in clones * 3:
-        environment = os.environ | {"PYTHONPATH": str(clone.absolute()), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, __file__, arguments.row, "-here"]
-        ran = subprocess.run(command, env=environment, cwd=clone, capture_output=True, text=True, check=True)
-        found[clone].append(json.loads(ran.stdout.splitlines()[-1]))
-    for clone, values in found.items():
-        medians = {name: statistics.median(one[name] for one in values) for name in values[0]}
-        figures = "{seconds:.2f} CPU s, {megabytes:.0f} MB more than its inputs, {in_files:.1f} MB in files"
-        print(f"{arguments.row}: {clone}: {figures.format(**medians)}")
+    figures = f"{seconds:.2f} CPU s, {memory / 1024:.0f} MB more than its inputs, {files / 1e6:.1f} MB in files"
+    print(f"{row}: {os.environ['PYTHONPATH']}: {figures}")
 
 
 if __name__ == "__main__":
