@@ -9,7 +9,7 @@ from pathlib import Path
 from configs.schema import Data
 from configs.schema.data import properties_of
 from datasets.decoding.decode import Decoding
-from datasets.recognition import recognize_table
+from datasets.recognition import recognize_table, refuse_other_files
 from datasets.sources.checks import check_same_data, find_invalid_labels, find_problems, notes_on_unknown
 from datasets.sources.class_names import number_of_classes
 from datasets.sources.corrections import correct
@@ -211,6 +211,7 @@ def unlabelled(path: str, data: Data, trained_root: str | None = None) -> Sample
         return read_images(file)
     if not os.path.exists(path):
         raise Unavailable(f"{path}: no such file or folder; give an image, a folder of images or a list")
-    if file.suffix.lower() not in (".txt", *TABLE_SUFFIXES):
+    refuse_other_files(path)
+    if file.suffix.lower() not in TABLE_SUFFIXES:
         return ImageFiles(file.parent, ["0"], listing_arrays(StringPacker([file.name])), has_class_names=False)
     return read_unlabelled_list(file, data, trained_root)

@@ -14,7 +14,7 @@ from datasets.sources.listed.lists import METADATA, table_file
 from datasets.sources.listed.parquet import parquet_files
 from datasets.sources.path_words import split_of_images
 from datasets.sources.source import source_class
-from datasets.sources.tables.files import IS_WORKBOOK, PARQUET, TABLE_SUFFIXES, TEXT_LIST, WORKBOOK
+from datasets.sources.tables.files import IS_WORKBOOK, PARQUET, TABLE_SUFFIXES, WORKBOOK
 from datasets.sources.tables.joins import is_camera_package
 from utils.distributed import ProcessContext, find_on_main
 from utils.errors import UserError
@@ -42,9 +42,7 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
             raise UserError(
                 f"{data.data_path}: is a URL, which only -dataset=tar reads; download it, and give a folder"
             )
-        for ending, problem in _NO_TABLES.items():
-            if re.search(ending, data.data_path) and os.path.isfile(data.data_path):
-                raise UserError(f"{data.data_path}: {problem}")
+        refuse_other_files(data.data_path)
         found = recognize_table(data) or _recognize_folders(data)
         return found, data.groups or (found == "csv" and package_groups(data)) or None
 
@@ -61,11 +59,18 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
     return data.changed(dataset=found, groups=groups)
 
 
+def refuse_other_files(path: str) -> None:
+    """Raises UserError: a file whose name ends as those of archives, workbooks, arrays or JSON."""
+    for ending, problem in _NO_TABLES.items():
+        if re.search(ending, path) and os.path.isfile(path):
+            raise UserError(f"{path}: {problem}")
+
+
 def recognize_table(data: Data) -> str | None:
     """The data set of DATA_PATH if it is a table, or a folder of images with train.csv or a table of Hugging Face's."""
     root = Path(data.data_path)
     if root.is_file():
-        kinds = dict.fromkeys((*TABLE_SUFFIXES, TEXT_LIST), "csv") | {PARQUET: "parquet"}
+        kinds = dict.fromkeys(TABLE_SUFFIXES, "csv") | {PARQUET: "parquet"}
         return kinds.get(root.suffix.lower())
     if is_camera_package(root) and not data.class_folders:
         return "csv"

@@ -35,8 +35,8 @@ LOADER_ARGUMENTS = {
 def check_name(name: str) -> None:
     """Raises UserError: timm has no model of this name."""
 
-    def likeness(one: str) -> tuple[float, int]:  # by its beginning, of equal ones the shortest
-        return SequenceMatcher(None, one[: len(name)], name.lower()).ratio(), -len(one)
+    def likeness(one: str) -> tuple[float, bool, int]:  # by its beginning; of equal ones the usual, or the shortest
+        return SequenceMatcher(None, one[: len(name)], name.lower()).ratio(), "_patch16_224" in one, -len(one)
 
     known = timm.list_models(include_tags="." in name)
     if not timm.is_model(name) or ("." in name and name not in known):

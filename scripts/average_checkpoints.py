@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
     about = {"options": write_yaml(options)} | trained.description | exported_entry(trained.split)
     about["class_names"] = trained.class_names  # of labels that are numbers none, as before
     if output.exists():
-        print_escaped(f"Replaced: {output}, which another command wrote; -output keeps it")
+        print_escaped(f"Replacing: {output}, which another command wrote; -output keeps it")
     atomic_save(output, {"model": weights} | about)  # a checkpoint without optimizer
     text = f"Saved: {output}, the mean of {len(paths)} weights, {trained.measured}"
     print_escaped(f"{text}; use it with -pretrained={shlex.quote(str(output))}")

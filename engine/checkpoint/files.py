@@ -249,10 +249,13 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     Raises UserError: the file is damaged, of another program or format, or contains non-finite weights.
     """
     if path.suffix in (PADDLE, _PADDLE_OPTIMIZER):
-        epoch = re.search(r"Epoch-(\d+)", path.name)
+        named = re.search(r"Epoch-(\d+)", path.name)
+        epoch = named[1] if named else "EPOCH"
+        with suppress(Exception):  # files of before lack it, or are no pickle
+            epoch = read_pickle(path, is_plain=True)["epoch"]
         raise UserError(
             f"{path}: PaddleViT's optimizer state cannot be resumed; start from its weights with "
-            f"-pretrained={shlex.quote(str(path.with_suffix(PADDLE)))} and -last_epoch={epoch[1] if epoch else 'EPOCH'}"
+            f"-pretrained={shlex.quote(str(path.with_suffix(PADDLE)))} and -last_epoch={epoch}"
         )
     try:
         verify_checksum(path, required=True)

@@ -166,6 +166,7 @@ REFUSED = r"""
 -model=resnet5O -opts SEED=0 | MODEL\.NAME.* resnet5O.* resnet50
 -model=regnet_y_400mf -opts SEED=0 | timm's name is regnety_004
 -model=vit_base_patch16 -opts SEED=0 | did you mean vit_base_patch16_224\?
+-model=vit_base -opts SEED=0 | did you mean vit_base_patch16_224\?
 -model=vit_tinny -opts SEED=0 | did you mean vit_tiny_patch16_224\?
 -model=deit_smal -opts SEED=0 | did you mean deit_small_
 -model=test_vit.r161_in1k -opts SEED=0 | did you mean test_vit.*\.r160_in1k

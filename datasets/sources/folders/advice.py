@@ -20,21 +20,20 @@ from datasets.sources.class_names import list_names
 from datasets.sources.folders.class_folders import FoundFiles, Levels
 from datasets.sources.folders.labels import by_split, is_mask, without_masks
 from datasets.sources.groups import IDENTIFIER, case_folders
-from datasets.sources.listed.lists import known_labels, refuse_several_labels, table_file
+from datasets.sources.listed.lists import known_labels, one_per_image, refuse_several_labels, table_file
 from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES, label_in, of_level, word_in
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, to_nfc
 from datasets.sources.tables.cells import Columns, columns_option
 from datasets.sources.tables.columns import find_layout, likely_columns
-from datasets.sources.tables.files import IS_WORKBOOK, JSON_LINES, TEXT_LIST, WORKBOOK, open_columns, open_table
+from datasets.sources.tables.files import IS_WORKBOOK, TABLE_SUFFIXES, WORKBOOK, open_columns, open_table
 from datasets.sources.tables.joins import open_for
 from datasets.sources.tables.rows import table_rows
 from utils.errors import UserError
 from utils.files import open_regular_file
 from utils.notes import Note
 
-_TABLES = (".csv", ".tsv", JSON_LINES, TEXT_LIST)
 _BESIDE = r"(?i)\.(csv|tsv|jsonl?|ndjson|txt|xlsx|xls|ods)$"
 _FROM_JSON = "docs/data.md#labels-in-json makes a table"
 _ANY = "latin-1"  # reads any file: the labels are compared, not used
@@ -110,8 +109,10 @@ class TableBeside(NamedTuple):
         others = seen if has_names else [*seen, *self.labels]
         counts = Counter(filter(None, chain.from_iterable(map(_LABELS.split, labels.values()))))
         row = next((cells for _, cells in open_table(self.file, _ANY)), {})
-        images = sum(text.lower().endswith(IMAGE_EXTENSIONS) for text in row.values())  # channels, before and after
-        if len(counts) < 2 or 2 * max(1, images) * len(labels) < len(known) or follows_folders:
+        images = (
+            sum(text.lower().endswith(IMAGE_EXTENSIONS) for text in row.values()) or 1
+        )  # before and after, channels
+        if len(counts) < 2 or 2 * images * len(labels) < len(known) or follows_folders:
             return
         if any(have_same_classes(labels, one) for one in others):
             return
@@ -162,7 +163,7 @@ def _candidates_of(file: Path, stems: set[str]) -> Iterator[tuple[list[Columns],
     yield [one for one in columns if "label" in one], is_named
     for other in FoundFiles(file.parent).top()[1] if columns else ():
         with suppress(UserError):
-            header = open_columns(file.parent / other, _ANY).header if other.lower().endswith(_TABLES) else []
+            header = open_columns(file.parent / other, _ANY).header if other.lower().endswith(TABLE_SUFFIXES) else []
             shared = [name for name in header if name in table.header]
             added = [name for name in header if name not in shared]
             if shared and added:
@@ -226,17 +227,16 @@ def _labels_in(
             refuse_several_labels(rows, data)
         except UserError:
             has_several = True
+            if kept := one_per_image(rows):
+                return _labels_in(file, {**columns, "label": kept}, folder, known, image_root)
     if not (labels or image_root):
         return _labels_in(file, columns, folder, known, folder)
     has_several = has_several or (lacks and layout.is_one_hot) or data.multi_label
-    return labels, held_out, _options_for(data, lacks, has_several)
-
-
-def _options_for(data: Data, lacks: bool, has_several: bool) -> str:
-    """The options of a table. lacks: images without a label."""
     changes = {"cells": {"": None}} if lacks and not has_several else {}
     options = columns_option(data, changes, has_several)
-    return f"{options} {quote(f'DATA.IMAGE_ROOT={data.image_root}')}" if data.image_root else options
+    if image_root:
+        options += f" {quote(f'DATA.IMAGE_ROOT={image_root}')}"
+    return labels, held_out, options
 
 
 def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path], bool]) -> UserError:
@@ -329,7 +329,7 @@ def _other_data(root: Path, images: Sequence[str]) -> str:
         return fix
     names = ", ".join(map(str, lists[:_MAX_SHOWN]))
     way = f"-dataset=csv -data_path={quote(str(lists[0]))}"
-    if lists[0].suffix.lower() not in _TABLES:
+    if lists[0].suffix.lower() not in TABLE_SUFFIXES:
         way = "docs/data.md#labels-in-json makes a table of JSON, or save a workbook as CSV"
     return f"not read: {names}; if the labels are in it, {way}; else {fix}"
 

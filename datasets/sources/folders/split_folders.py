@@ -69,11 +69,12 @@ def _as_lone_folder(levels: Levels, listing: ImageFiles) -> str | None:
 
 def _as_parts(levels: Levels, listing: ImageFiles) -> str | None:
     """Parts of one data set, patients, or items, which are more than the images in each, differ in a number; or ids."""
-    if len(levels.sizes) > 1 and all(map(_ID.fullmatch, levels.sizes)):
+    if len(levels.sizes) < 2:
+        return None
+    if all(map(_ID.fullmatch, levels.sizes)):
         return "the folders are ids or dates, as of slides, patients or items (docs/data.md#labels-of-folders)"
-    stems = {re.sub(r"\d+", "", name) for name in levels.sizes}
-    if len(levels.sizes) > 1 and len(stems) == 1:
-        stem = stems.pop()
+    stem, *others = {re.sub(r"\d+", "", name) for name in levels.sizes}
+    if not others:
         is_word = len(stem) > 1 and not _CLASS.search(stem)  # not WordNet's n01440764
         are_many = len(listing) < len(levels.sizes) ** 2
         if (is_word and are_many) or _PART.search(stem):

@@ -289,13 +289,16 @@ def refuse_several_labels(rows: Rows, data: Data) -> None:
         if len(target) > 1 or is_marked or are_known or is_list or _NUMBERS.fullmatch(text):
             line = rows.lines[rows.row_target_ids.index(target_id)]
             option = columns_option(data, {}, several=True)
+            ways = ""
+            if kept := one_per_image(rows):
+                ways = f"-dataset=csv -opts {columns_option(data, {'label': kept})} trains with one per image; "
             raise UserError(
-                f"{rows.file}:{line}: target {shorten(text)} has several labels; {_advise_classes(rows, data)}"
+                f"{rows.file}:{line}: target {shorten(text)} has several labels; {ways}"
                 f"-dataset=csv -opts {option} trains with several, or write one per image (1, not 1,0)"
             )
 
 
-def _advise_classes(rows: Rows, data: Data) -> str:
+def one_per_image(rows: Rows) -> list[str]:
     """The columns of which each row has exactly one 1, without others that a row with the most labels has, if any."""
     most = max(rows.target_ids, key=len)
     for kept in most:
@@ -304,9 +307,8 @@ def _advise_classes(rows: Rows, data: Data) -> str:
         has_one_each = all(len(names) == 1 for names in labels)
         is_always_kept = all(names == {kept} for names in labels)
         if left_out and has_one_each and not is_always_kept:
-            option = columns_option(data, {"label": [name for name in rows.classes if name not in left_out]})
-            return f"-dataset=csv -opts {option} trains with one per image; "
-    return ""
+            return [name for name in rows.classes if name not in left_out]
+    return []
 
 
 def _find_classes(

@@ -90,8 +90,8 @@ def _lacks_header(table: Table) -> bool:
 def _columns_to_predict(table: Table, data: Data, given: Columns) -> Layout:
     paths = table.header
     if len(paths) > 1:
-        known = given.get("path") if given.get("path") in paths else None
-        paths = _names(paths, known, "image_path", _PATHS)
+        own = [name for name in paths if name == given.get("path")]
+        paths = own or _names(paths, None, "image_path", _PATHS)
     if len(paths) != 1:
         raise _unclear_columns(table, data, paths, (), needs_labels=False)
     return Layout(paths[0], ())
@@ -114,8 +114,7 @@ def _columns_to_read(table: Table, data: Data, given: Columns) -> Layout:
         index = re.compile(r"(Unnamed: \d+)?")  # of pandas
         rest = [name for name in others if name != split and not index.fullmatch(name)]
         labels, is_one_hot = _find_labels(named, given.get("label"), paths, rest, values)
-        certain = values.get("Confidence", set())  # of Open Images
-        if "Confidence" in rest and are_cells(certain) and {"0", "0.0"} & certain:
+        if "Confidence" in rest and {"0", "0.0"} & values["Confidence"]:  # Open Images
             raise UserError(f"{table.file}:1: 0 in Confidence says that an image lacks the label; remove these rows")
     are_clear = is_one_hot or len(labels) == needs_labels
     if not (are_clear and len(paths) == 1):

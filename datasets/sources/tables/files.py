@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
+from zipfile import is_zipfile
 
 from datasets.decoding.images import IMAGE_EXTENSIONS
 from datasets.sources.class_names import list_names
@@ -23,9 +24,8 @@ from utils.files import open_regular_file
 from utils.notes import Note
 
 TEXT_LIST, JSON_LINES, PARQUET = ".txt", ".jsonl", ".parquet"
-TABLE_SUFFIXES = (".csv", ".tsv", JSON_LINES, PARQUET)
+TABLE_SUFFIXES = (".csv", ".tsv", JSON_LINES, TEXT_LIST, PARQUET)
 WORKBOOK = r"(?i)\.(xlsx|xls|ods)$"  # the end of its name
-_WORKBOOKS = (b"PK\3\4", b"\xd0\xcf\x11\xe0")  # the first bytes of a workbook with another ending
 IS_WORKBOOK = "is a workbook, which is not read: save it as CSV"
 LABEL_DIGITS = 6  # a longer label is a typing error, and would create as many classes
 FOLDERS = "the first folders of the paths"  # in place of a column of splits
@@ -152,10 +152,12 @@ def _find_encoding(file: Path, given: str | None) -> str:
         with contextlib.suppress(UnicodeError):
             if not any("\0" in line for line in read_lines(file, encoding, "strict")):
                 return encoding
-    with open_regular_file(file) as opened:
-        if opened.read(4) in _WORKBOOKS:
-            raise UserError(f"{file}: {IS_WORKBOOK}")
-    raise UserError(f"{file}: is not text in {given or 'UTF-8'}; name its encoding, such as -opts DATA.ENCODING=cp1252")
+    if is_zipfile(file):  # of Excel or LibreOffice, with another ending
+        raise UserError(f"{file}: {IS_WORKBOOK}")
+    raise UserError(
+        f"{file}: is not text in {given or 'UTF-8'}; "
+        "name its encoding, such as -opts DATA.ENCODING=cp1252; save a workbook as CSV"
+    )
 
 
 class CsvTable(Table):

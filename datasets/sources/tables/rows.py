@@ -6,7 +6,7 @@ import re
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -57,8 +57,6 @@ class Rows:
         self.classes: tuple[str, ...] = ()
         self.findings: list[Finding] = []
         self.unread = ""  # the problem of cells that are neither 0 nor 1
-        # Whether a name is in the folder, not the system's root: a of /a/airfield/1.jpg in Places365's lists
-        self._is_top = cache(lambda name: not os.path.exists(f"/{name}") and os.path.exists(root / name))
         self._endings: dict[str, dict[str, list[str]]] = {}  # by folder
 
     def add(self, line: int, path: str, target: Iterable[str] = ()) -> None:
@@ -68,8 +66,10 @@ class Rows:
             return
         if "\\" in path and not os.path.exists(os.path.join(self.root, path)):  # of Windows
             path = path.replace("\\", "/")
-        if path.startswith("/") and self._is_top(path.split("/")[1]):
-            path = path[1:]
+        if path.startswith("/"):
+            top = path.split("/")[1]
+            if not os.path.exists(f"/{top}") and os.path.exists(self.root / top):  # of Places365's lists
+                path = path[1:]
         path = self._by_name.get(os.path.basename(path), path)
         if not self._anywhere and _may_lead_out(path):
             absolute = os.path.abspath(os.path.join(self.root, path))

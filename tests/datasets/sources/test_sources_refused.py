@@ -36,7 +36,7 @@ ROWS = {  # of train.csv; a part of the error
 # DATA.DATASET, a file and its content, a part of the error
 PATHS = r"""
 dataset | path | content | part
-csv | x.csv | PK\3\4\0\0\0\xff\0\0 | x.csv: is a workbook.* CSV$
+csv | x.csv | PK\5\6\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0 | x.csv: is a workbook.* CSV$
 csv | x.csv | version https://git-lfs\n | x.csv:1:
 csv | x.csv | file,label,label\n1.png,a,b\n | x.csv:1: .*DATA.COLUMNS
 imagenet2012 | a.xlsx | PK | a.xlsx: is a workbook.* CSV$
@@ -53,6 +53,8 @@ path | content | part
 empty.txt | \n\n | empty.txt: lists no images
 no.csv | a,b\nx.jpg,1\n | no.csv:1: .*DATA.COLUMNS
 x.csv | id,image_path\n1,a.jpg\n2,\n | x.csv:3: '' is not a path
+x.xlsx | PK | x.xlsx: is a workbook.* CSV$
+x.ndjson | {} | x.ndjson: .*docs/data.md#labels-in-json
 x.txt | a\0.\0j\0p\0g\0 | x.txt:1: 'a\\x00\.\\x00  # UTF-16
 """
 

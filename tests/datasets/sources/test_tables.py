@@ -244,6 +244,9 @@ def test_columns_of_classes_among_others_of_zeros_and_ones_are_proposed_first(ta
     file = table(files=FILES, file=FILES, male=[0, 1] * 15, **shapes, old=[1, 1, 0] * 10)
     message = line_of(read, file)
     one, several = typed(message, options(file))
+    (beside,) = typed(line_of(read, file.parent), options(file.parent, dataset="folder"))
+    assert beside.columns["label"] == one.columns["label"]
+    assert not beside.multi_label
     splits = read_samples(one, None, CPU, "train", "val", is_new=True)
     assert splits[0].class_names == [*shapes]
     assert classes_of(*splits) == {path: [*shapes][n % 3] for n, path in enumerate(FILES)}

@@ -1,6 +1,7 @@
 """Checkpoints: one is complete at any moment, and a damaged one is skipped."""
 
 import os
+import pickle
 import shutil
 import threading
 from collections.abc import Callable
@@ -172,6 +173,10 @@ def test_a_search_without_a_result_is_one_line(tmp_path):
         (tmp_path / name).touch()
     with refused(r"-pretrained=.*/Epoch-12.*\.pdparams and -last_epoch=12$"):
         find_checkpoint(str(tmp_path), CPU)
+    file = tmp_path / "run.pdparams"
+    file.write_bytes(pickle.dumps({"model": {}, "epoch": 7}))
+    with refused("run.pdparams and -last_epoch=7$"):
+        load_checkpoint(file)
     with refused("-resume nothing: no such file or folder"):
         find_checkpoint("nothing", CPU)
 
