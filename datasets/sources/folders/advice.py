@@ -227,7 +227,8 @@ def _labels_in(
             refuse_several_labels(rows, data)
         except UserError:
             has_several = True
-            if kept := one_per_image(rows):
+            kept = one_per_image(rows)
+            if kept and not data.multi_label:
                 return _labels_in(file, {**columns, "label": kept}, folder, known, image_root)
     if not (labels or image_root):
         return _labels_in(file, columns, folder, known, folder)
