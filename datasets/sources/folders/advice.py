@@ -29,7 +29,7 @@ from datasets.sources.tables.cells import Columns, columns_option
 from datasets.sources.tables.columns import find_layout, likely_columns
 from datasets.sources.tables.files import IS_WORKBOOK, TABLE_SUFFIXES, WORKBOOK, open_columns, open_table
 from datasets.sources.tables.joins import open_for
-from datasets.sources.tables.rows import table_rows
+from datasets.sources.tables.rows import Rows, table_rows
 from utils.errors import UserError
 from utils.files import open_regular_file
 from utils.notes import Note
@@ -223,21 +223,30 @@ def _labels_in(
                 labels[image] = texts[target_id]
             if image and split in ("val", "test"):
                 held_out[image] = split
-        try:
-            refuse_several_labels(rows, data)
-        except UserError:
-            has_several = True
-            kept = one_per_image(rows)
-            if kept and not data.multi_label:
-                return _labels_in(file, {**columns, "label": kept}, folder, known, image_root)
+        kept = _columns_of_several(rows, data)
+        if kept:
+            return _labels_in(file, {**columns, "label": kept}, folder, known, image_root)
+        has_several |= kept is not None
     if not (labels or image_root):
         return _labels_in(file, columns, folder, known, folder)
     has_several = has_several or (lacks and layout.is_one_hot) or data.multi_label
+    return labels, held_out, _options_for(data, lacks, has_several)
+
+
+def _columns_of_several(rows: Rows, data: Data) -> list[str] | None:
+    """None if each image has one label; else the columns of which it has one, if any."""
+    try:
+        refuse_several_labels(rows, data)
+    except UserError:
+        return [] if data.multi_label else one_per_image(rows)
+    return None
+
+
+def _options_for(data: Data, lacks: bool, has_several: bool) -> str:
+    """The options of a table. lacks: images without a label."""
     changes = {"cells": {"": None}} if lacks and not has_several else {}
     options = columns_option(data, changes, has_several)
-    if image_root:
-        options += f" {quote(f'DATA.IMAGE_ROOT={image_root}')}"
-    return labels, held_out, options
+    return f"{options} {quote(f'DATA.IMAGE_ROOT={data.image_root}')}" if data.image_root else options
 
 
 def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path], bool]) -> UserError:

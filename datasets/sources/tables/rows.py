@@ -67,9 +67,7 @@ class Rows:
         if "\\" in path and not os.path.exists(os.path.join(self.root, path)):  # of Windows
             path = path.replace("\\", "/")
         if path.startswith("/"):
-            top = path.split("/")[1]
-            if not os.path.exists(f"/{top}") and os.path.exists(self.root / top):  # of Places365's lists
-                path = path[1:]
+            path = _without_slash(self.root, path)
         path = self._by_name.get(os.path.basename(path), path)
         if not self._anywhere and _may_lead_out(path):
             absolute = os.path.abspath(os.path.join(self.root, path))
@@ -122,6 +120,12 @@ class Rows:
     def place(self, line: int) -> str:
         """A line of the file; the files in a folder are not numbered."""
         return str(self.file) if self.file.is_dir() else f"{self.file}:{line}"
+
+
+def _without_slash(root: Path, path: str) -> str:
+    """a/airfield/1.jpg of /a/airfield/1.jpg, as in Places365's lists, if only `root` has a."""
+    top = path.split("/")[1]
+    return path[1:] if not os.path.exists(f"/{top}") and os.path.exists(root / top) else path
 
 
 def _may_lead_out(path: str) -> bool:
