@@ -3,7 +3,7 @@
 # Behaviour: CheckpointManager(best_fn=..., max_to_keep=2) sorts the checkpoints by their metric, and NaN compares with
 #   nothing: a run whose loss becomes NaN keeps the two latest checkpoints, of NaN, as its best ones, and deletes the
 #   good ones. One NaN in between can cost the best checkpoint, too, with best_mode "min" and "max".
-# Expected: NaN is the worst value, or is refused, as in Keras' ModelCheckpoint.
+# Expected: NaN is the worst value, or is refused.
 # Why it matters: the best checkpoints are kept in order to survive a divergence. In mixed precision a loss that
 #   overflows once gives one NaN, and the best step of the run is deleted at the next save.
 # Last lines of a run on 2026-11-30 (losses of the steps 0, 1, ...; kept steps):

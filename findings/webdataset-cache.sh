@@ -3,7 +3,7 @@
 # Behaviour: the cache of WebDataset(url, cache_dir=...) names a shard by the last part of its URL alone. With
 #   train/000.tar and val/000.tar of one server and one cache, the second is read from the file of the first: the
 #   validation has the training images, without a message.
-# Expected: a name by the whole URL, as of the caches of fsspec and Hugging Face.
+# Expected: a name by the whole URL, or a folder for each.
 # Why it matters: shards are numbered from 000 in each split, and one folder on a local disk is the cache of a job. The
 #   validation accuracy is that of trained images; the parts of two data sets are exchanged in the same way. A
 #   cache_dir for each split helps.
