@@ -1,7 +1,6 @@
 """Opening files that a user or a data set names, temporary folders of this process, locks by `flock`, atomic writes.
 
-An atomic write writes a temporary file with a checksum, syncs it and renames it. The checksum (SHA-256) is stored in
-the comment at the end of the ZIP archive that `torch.save` writes, so `torch.load` reads the file as usual.
+An atomic write writes a temporary file, syncs it and renames it.
 """
 
 import errno
@@ -236,12 +235,6 @@ def _warn_without_locks(folder: Path) -> None:
     )
 
 
-_DIGEST_CHARS = 64
-_NO_COMMENT = b"\0\0"
-_CHECKSUM_PREFIX = (len(b"sha256=") + _DIGEST_CHARS).to_bytes(2, "little") + b"sha256="
-_CHUNK_BYTES = 1 << 22
-
-
 def atomic_save(path: Path, content: Any, previous: Path | None = None) -> None:
     """Writes `torch.save(content)` so that `path` is at any moment either the old file or the new one.
 
@@ -252,13 +245,11 @@ def atomic_save(path: Path, content: Any, previous: Path | None = None) -> None:
 
     try:
         with open_atomically(path, "wb") as file:
-            writer = _HashingWriter(file)
+            writer = _Writer(file)
             try:
                 torch.save(content, writer)  # type: ignore[arg-type]  # it needs `write` and `flush` only
             except RuntimeError as error:
                 raise (writer.error or error) from None
-            file.seek(-len(_NO_COMMENT), os.SEEK_END)
-            file.write(_CHECKSUM_PREFIX + writer.sha256.hexdigest().encode())
             file.flush()
             os.fsync(file.fileno())
             if previous and path.exists():
@@ -270,17 +261,15 @@ def atomic_save(path: Path, content: Any, previous: Path | None = None) -> None:
         ) from None
 
 
-class _HashingWriter:
-    """A file object for `torch.save` that hashes the written data and stores an OSError, which torch would hide."""
+class _Writer:
+    """A file object for `torch.save` that stores an OSError, which torch would hide."""
 
     def __init__(self, file: Any) -> None:
         self.file = file
         self.flush = file.flush
-        self.sha256 = hashlib.sha256()
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        self.sha256.update(data)
         try:
             return self.file.write(data)
         except OSError as error:
@@ -361,28 +350,3 @@ def fsync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def verify_checksum(path: Path, required: bool = False) -> None:
-    """Raises UserError if the checksum of a file does not match, or is missing and `required`."""
-    with open(path, "rb") as file:
-        content_bytes = file.seek(0, os.SEEK_END) - len(_CHECKSUM_PREFIX) - _DIGEST_CHARS
-        file.seek(max(content_bytes, 0))
-        comment = file.read()
-        if not comment.startswith(_CHECKSUM_PREFIX):
-            if required:
-                raise UserError(
-                    f"{path}: is damaged or not a checkpoint of this project (no checksum); "
-                    f"-resume={shlex.quote(str(path.parent))} takes another one of this run, "
-                    "and -pretrained the weights of another program"
-                )
-            return
-        file.seek(0)
-        sha256 = hashlib.sha256()
-        while content_bytes:
-            chunk = file.read(min(content_bytes, _CHUNK_BYTES))
-            sha256.update(chunk)
-            content_bytes -= len(chunk)
-        sha256.update(_NO_COMMENT)
-    if sha256.hexdigest().encode() != comment[len(_CHECKSUM_PREFIX) :]:
-        raise UserError(f"{path}: is damaged (its checksum does not match); use another")

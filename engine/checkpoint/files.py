@@ -38,8 +38,8 @@ from engine.progress import NUM_SUMS
 from models.weights.read import with_tensors
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, find_on_main
 from utils.errors import REFUSED, Unavailable, UserError, error_from
-from utils.file_formats.pickles import read_pickle
-from utils.files import atomic_save, tensor_bytes, verify_checksum
+from utils.file_formats.pickles import read_pickle, verify_archive
+from utils.files import atomic_save, tensor_bytes
 from utils.metric_table import METRICS
 from utils.system import available_bytes
 from utils.torch_compat import tree_map_only
@@ -257,20 +257,23 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: PaddleViT's optimizer state cannot be resumed; start from its weights with "
             f"-pretrained={shlex.quote(str(path.with_suffix(PADDLE)))} and -last_epoch={epoch}"
         )
+    others = (
+        f"-resume={shlex.quote(str(path.parent))} takes another checkpoint of this run, "
+        f"and -pretrained={shlex.quote(str(path))} starts from weights"
+    )
     try:
-        verify_checksum(path, required=True)
+        verify_archive(path)
         state = with_tensors(read_pickle(path))
     except UserError:
         raise
-    except OSError as error:
-        raise error_from(error, f"{path}: cannot be read: {error.strerror}") from None
-    except Exception as error:  # a file with a valid checksum that is no torch archive raises almost any type
+    except Exception as error:  # almost any type
+        reason = getattr(error, "strerror", None) or type(error).__name__
         raise error_from(
-            error, f"{path}: is not a checkpoint of this program ({type(error).__name__}); use another"
+            error, f"{path}: cannot be read, is damaged, or not a checkpoint of this program ({reason}); {others}"
         ) from None
     state = state if isinstance(state, dict) else {}
-    if "model" in state and "format" not in state:
-        raise UserError(f"{path}: has weights only; start from them with -pretrained={shlex.quote(str(path))}")
+    if "format" not in state:
+        raise UserError(f"{path}: has weights only, or is of another program; {others}")
     _check_content(path, state)
     small = {entry: state[entry] for entry in state.keys() - {*LARGE}}
     return state | tree_map_only(Tensor, torch.clone, small)  # a run keeps them, and not the file

@@ -34,8 +34,9 @@ from utils.file_formats.pickles import (
     TensorRecord,
     checked_archive_bytes,
     pickled_model,
+    verify_archive,
 )
-from utils.files import read_json, verify_checksum
+from utils.files import read_json
 from utils.torch_compat import tree_map_only
 
 _GOOGLE_PREFIXES = ("", "params/", "params/img/", "opt/target/")
@@ -304,7 +305,8 @@ def map_tensor(record: TensorRecord) -> Tensor:
 
 def _read_pickled(weights: WeightsFile) -> Tensors:
     file, content = weights.file, weights.content
-    verify_checksum(file)
+    if OPTIONS_ENTRY in weights.entries:  # else torch may have been told to write no CRC-32
+        verify_archive(file)
     from_numpy = _as_tensor if weights.kind == PADDLE else torch.from_numpy
     tensors = find_tensors(content, checked_archive_bytes(file), from_numpy)
     for entry, state in tensors.states.items():

@@ -47,6 +47,18 @@ def checked_archive_bytes(file: Path) -> int:
     return unpacked
 
 
+def verify_archive(file: Path) -> None:
+    """Compares the content of a ZIP archive with its CRC-32, which torch writes.
+
+    Raises UserError: damaged content, or as `checked_archive_bytes`; Exception: of many types, of a damaged directory;
+    OSError.
+    """
+    checked_archive_bytes(file)
+    with zipfile.ZipFile(file) as archive:
+        if damaged := archive.testzip():
+            raise UserError(f"{file}: is damaged ({damaged} does not match its checksum); use another")
+
+
 class DtypeRecord:
     def __init__(self, code: str, *_: Any) -> None:
         self.code = code

@@ -1,6 +1,5 @@
 """Checkpoints that are damaged, incomplete or hostile are refused with one line."""
 
-import hashlib
 from pathlib import Path
 
 import pytest
@@ -55,11 +54,10 @@ def test_other_files_are_refused(tmp_path):
     atomic_save(path, {"model": {}})
     assert "-pretrained=" in refusal(path)
     atomic_save(path, {"format": FORMAT} | content())
-    archive = path.read_bytes()[:-73]
+    archive = path.read_bytes()
     assert b"PK\x01\x02" in archive
     for data in (b"no archive", archive.replace(b"PK\x01\x02", b"PK\x01\x03")):
-        digest = hashlib.sha256(data + b"\0\0").hexdigest()  # a valid checksum, as an attacker could write it
-        path.write_bytes(data + (71).to_bytes(2, "little") + f"sha256={digest}".encode())
+        path.write_bytes(data)
         refusal(path)
 
 
