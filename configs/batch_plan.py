@@ -128,8 +128,10 @@ class EpochLayout:
         before, now = EpochLayout.of_geometry(checkpoint["geometry"]).batch.global_size, self.batch.global_size
         if before == now:
             return None
-        keep = f"DATA.GLOBAL_BATCH_SIZE={before} keeps it"
-        return f"the global batch size is {now}, before {before}; {keep} on any number of ranks"
+        text = f"the global batch size is {now}, before {before}"
+        if before % self.batch.micro_step_size:
+            return text
+        return f"{text}; DATA.GLOBAL_BATCH_SIZE={before} keeps it on any number of ranks"
 
     def steps_done(self, checkpoint: Values) -> int:
         """The number of steps of this layout that use the same samples as the checkpoint's steps.

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from configs.flags import (
+    KEY_FLAGS,
     Prediction,
     entry_parser,
     parse_flags,
@@ -163,6 +164,10 @@ def read_options(argv: tuple[str, ...], flags: argparse.Namespace, script: str) 
     if flags.profile:
         _check_profile(config, flags.dry_run)
     replaced = [Note("screen", f"-cfg {file} is not read: -cfg {flags.cfg} replaces it") for file in flags.replaced]
+    hidden = [
+        flag for flag in KEY_FLAGS if getattr(flags, flag.name) is not None and table.row(flag.key).source == "-opts"
+    ]
+    replaced += [Note("screen", f"-{flag.name} is not read: -opts {flag.key} replaces it") for flag in hidden]
     command = Command(
         argv=argv,
         flags=flags,

@@ -15,7 +15,7 @@ from timm.data import resolve_data_config
 from timm.models import build_model_with_cfg
 from torch import nn
 
-from configs.programs import name_of_model
+from configs.programs import name_of_model, with_shown_recipes
 from configs.schema import Data
 from configs.schema.families.family import OWN_KEYS, TimmModel
 from configs.schema.model import Model
@@ -87,7 +87,7 @@ def find_published(options: Model) -> dict[str, str]:
     published: Any = timm.get_pretrained_cfg(name)
     scratch = "-opts MODEL.PRETRAINED=null"
     if options.tune != "full":  # a random backbone would not be trained
-        scratch = "-cfg=configs/folder_small.yaml"
+        scratch = with_shown_recipes(f"-cfg=configs/folder_small.yaml {scratch} MODEL.TUNE=full")
     fix = f"give -pretrained=FILE of them, or train from scratch with {scratch}"
     if not published or not published.has_weights:
         raise UserError(f"MODEL.NAME: timm has no weights of {name}; give a file of weights")

@@ -127,7 +127,7 @@ def main(argv: list[str]) -> int:
     images = ", ".join(f"{count} images of {name} in {len(written[name])} shards" for name, count in counts.items())
     print(f"{output}: {images}, read back{bad}")
     several = " -opts DATA.MULTI_LABEL=true" * data.multi_label
-    print(f"to train on them: -dataset=tar -data_path={shlex.quote(str(output))}{several}")
+    print(f"to train on them, beside the -cfg of a recipe: -dataset=tar -data_path={shlex.quote(str(output))}{several}")
     return 0
 
 

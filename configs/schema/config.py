@@ -172,7 +172,7 @@ class Config(Section):
         model, data, train = self.model, self.data, self.train
         trains = not self.eval.enabled
         if self.eval.suspects and trains and not self._is_probe:
-            yield "EVAL.SUSPECTS needs MODEL.TUNE probe; give -cfg=configs/probe.yaml, or set it to false"
+            yield "EVAL.SUSPECTS needs MODEL.TUNE probe; set MODEL.TUNE=probe, or remove it"
         if self._is_probe and self.parallel.strategy != "ddp":
             yield f"PARALLEL.STRATEGY {self.parallel.strategy}: MODEL.TUNE probe needs whole models; set it to ddp"
         if model.tune == "lora" and "lamb" in train.optimizer.name.lower() and trains:

@@ -182,6 +182,8 @@ def new_run(found: FoundCheckpoint, command: Command) -> str:
         options.append("MODEL.NUM_CLASSES=null")
     if options:
         options.insert(0, "-opts")
+    if "MODEL.TUNE" in changed:  # it tunes weights that are there
+        options.insert(0, f"-pretrained={found.path.absolute()}")
     recipe = found.path.with_name(RUN_OPTIONS).absolute()
     if not recipe.exists():
         return "start a new run with -pretrained"

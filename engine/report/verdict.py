@@ -9,13 +9,13 @@ from statistics import fmean
 
 from configs.load import RUN_OPTIONS
 from configs.programs import with_shown_recipes
+from engine.checkpoint.run_folder import HELD_OUT_FILE
 from engine.evaluation.intervals import wilson
 from engine.report.charts import number, percent
 from engine.report.contents import Row, RunContents, best_epoch, points
 from engine.run import facts
 from engine.run.record import BASELINES
 from utils.metric_table import METRICS
-from utils.notes import SWEEP
 from utils.tables import to_float
 
 _RISE = 2.0  # points
@@ -62,10 +62,10 @@ def _lagging_average(run: RunContents) -> Verdict:
     if average is None or raw is None or run.metric.sign * (raw - average) <= _FAR:
         return NONE
     figures = f"{run.metric.title} {run.metric.text(average)} against {run.metric.text(raw)} of the raw weights"
-    option = "TRAIN.MODEL_EMA=false"
+    options = ["TRAIN.MODEL_EMA=false", "EVAL_RAW=false"]
     if run.options["TRAIN.MODEL_EMA_WARMUP"] is not True:
-        option = "TRAIN.MODEL_EMA_WARMUP=true"
-    return f"The average of the weights lags behind them: {figures}.", _again(run, option)
+        options = ["TRAIN.MODEL_EMA_WARMUP=true"]
+    return f"The average of the weights lags behind them: {figures}.", _again(run, *options)
 
 
 def _one_answer(run: RunContents) -> Verdict:
@@ -210,11 +210,11 @@ def _lower_rate(run: RunContents) -> str:
 
 
 def _again(run: RunContents, *options: str) -> str:
-    """The run with other options; of a run of a sweep beside the sweep, in whose comparison it would be."""
+    """The run with other options, on the same images."""
     folder = run.folder.absolute()
     flags = [f"-cfg={folder / RUN_OPTIONS}"]
-    if (folder.parent / SWEEP).exists():
-        flags.append(f"-output={folder.parents[1]}")
+    if (folder / HELD_OUT_FILE).exists():  # data that have grown, or -held_out, would be split in another way
+        flags.append(f"-held_out={folder}")
     if run.options["TRAIN.MINUTES"]:  # else it plans for another speed
         options = (*options, "TRAIN.MINUTES=null")
     return command_of(run, *flags, "-opts", *options)

@@ -273,5 +273,5 @@ def _load_state(state: TrainState, checkpoint: dict[str, Any], changed: Collecti
         first = shorten(str(error).partition("\n")[2] or str(error), 300, placeholder=" ...")
         raise UserError(
             f"{', '.join(keys)}: does not fit the checkpoint: {first}; "
-            "set it as in the run, or start a new run with -pretrained"
+            "set it as in the run, or start a new run, with -pretrained if the weights fit it"
         ) from None

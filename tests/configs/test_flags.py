@@ -86,6 +86,12 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(url, tmp_path):
         assert "\n" not in str(error.value)
 
 
+def test_a_flag_that_opts_replace_is_named():
+    command = parse_command_line(["-batch_size=4", "-epochs=3", "-opts", "DATA.BATCH_SIZE=8"])
+    assert [note.text.split()[0] for note in command.notes if "replaces it" in note.text] == ["-batch_size"]
+    assert command.config.data.batch_size == 8
+
+
 def test_home_is_expanded_in_flags_files_and_lists(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "own.py").write_text("")

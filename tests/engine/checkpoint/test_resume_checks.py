@@ -1,6 +1,7 @@
 """A resumed run checks the checkpoint and its folder: a lock, other experiments, changed options; one that is given
 takes effect or is refused. A resume from behind leaves its run as it is."""
 
+import re
 import shlex
 import shutil
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from conftest import (
     assert_same_state,
     cells_of,
     config_for,
+    line_of,
     log_of,
     noise_folder,
     only_run,
@@ -67,6 +69,24 @@ def test_resume_rejects_invalid_changes(stopped, digits_argv):
         with refused(f"(?s){expected}"):
             train([f"-resume={stopped}", *digits_argv, option])
     assert contents(stopped) == before
+
+
+def test_another_tuning_is_advised_with_the_weights_of_the_run(stopped, tmp_path):
+    message = line_of(train, [f"-resume={stopped}", "-opts", "MODEL.TUNE=lora"])
+    typed = shlex.split(message.partition("start a new run: ")[2])[2:]
+    log = log_of(train([*typed, f"-output={tmp_path / 'new'}"]))
+    assert "keeps random weights" not in log
+    assert f"{stopped / 'last.pth'}" in log
+
+
+@pytest.mark.parametrize("batch_size, keeps", [(32, True), (24, False)])
+def test_a_global_batch_that_is_advised_fits_the_batch_size(batch_size, keeps, stopped):
+    flags = [f"-resume={stopped}", f"-batch_size={batch_size}", "-opts"]
+    train([*flags, "TRAIN.MAX_STEPS=3"])
+    advised = re.findall(r"; (DATA.GLOBAL_BATCH_SIZE=\d+) keeps it", log_of(stopped))
+    assert bool(advised) == keeps
+    if keeps:
+        train([*flags, *advised])
 
 
 WITHOUT_FOLDS = r"""

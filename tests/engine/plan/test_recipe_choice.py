@@ -10,7 +10,19 @@ from unittest.mock import Mock
 import pytest
 import timm
 import torch
-from conftest import CPU, ROOT, cells_of, config_for, log_of, noise_folder, only_run, read_result, read_samples, refused
+from conftest import (
+    CPU,
+    ROOT,
+    cells_of,
+    config_for,
+    line_of,
+    log_of,
+    noise_folder,
+    only_run,
+    read_result,
+    read_samples,
+    refused,
+)
 from huggingface_hub import HfApi
 
 import main_single_gpu
@@ -309,3 +321,15 @@ def test_a_run_without_weights_and_its_resume(images, tmp_path, monkeypatch, cap
     assert main_single_gpu.main([f"-resume={folder}", "-epochs=2", "-device=cpu", "-dry_run"]) == 0
     assert main_single_gpu.main([*flags, "-epochs=2", "-resume=auto"]) == 0
     assert "Epoch[002/002]" in log_of(only_run(tmp_path / "out"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["-opts MODEL.TUNE=probe", f"-cfg={ROOT}/configs/lora.yaml"])
+def test_the_way_without_weights_works_in_any_folder(words, images, tmp_path, monkeypatch, without_pictures):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    flags = [f"-data_path={images}", "-pretrained=timm", "-device=cpu", "-epochs=1", *words.split()]
+    message = line_of(main_single_gpu.main, flags)
+    assert main_single_gpu.main([*flags, *shlex.split(message.partition("from scratch with ")[2])]) == 0
+    assert read_result(only_run(tmp_path / "output"))["trainable_parameters"] > 1e6

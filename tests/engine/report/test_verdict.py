@@ -3,9 +3,10 @@ nothing about the others, nor about differences within the interval of the resul
 """
 
 import shlex
+import shutil
 
 import pytest
-from conftest import cells_of, config_for, each_value
+from conftest import TINY_VIT, cells_of, config_for, each_value, noise_folder, train
 from run_folders import add_evaluation, make_run, read_page, update_json, write_facts, write_rows
 
 from configs.command_line import parse_command_line
@@ -123,16 +124,33 @@ def test_more_epochs_are_no_advice_after_an_early_stop(tmp_path):
     assert kind_of(run_of(tmp_path / "run", RISING, RISING, WEIGHTS, (78.4, 10.0), stopped_early=True)) == "probe"
 
 
+@pytest.mark.slow
+def test_the_command_holds_out_the_images_of_the_run(tmp_path):
+    """Of data that have grown since the run whose images -held_out names."""
+    images = noise_folder(tmp_path / "a b", 0, 40, (8, 8, 3)) / "val"
+    flags = ["-dataset=folder", f"-data_path={images}", "-batch_size=8", f"-output={tmp_path / 'o'}", "-epochs=1"]
+    flags += ["-opts", *TINY_VIT, "MODEL.NUM_CLASSES=2", "DATA.VAL_FRACTION=0.3", "DATA.BALANCED_SAMPLING=true"]
+    old = train([*flags, "TRAIN.MAX_STEPS=1"])
+    for file in sorted(images.glob("*/*"))[::3]:
+        shutil.copy(file, file.with_stem(f"{file.stem}_new"))
+    folder = train([*flags, f"-held_out={old}"])
+    rows = [{"class": "a", "count": 1, "predicted": 8}, {"class": "b", "count": 9, "predicted": 2}]
+    update_json(folder / "evaluation/tables.json", per_class=rows)
+    update_json(folder / "evaluation/summary.json", samples=10)
+    typed = shlex.split(verdict_of(read_contents(folder))[1])[2:]
+    again = train([*typed, f"-output={tmp_path / 'other'}"])
+    assert (again / "held_out.json").read_text() == (folder / "held_out.json").read_text()
+
+
 def test_the_command_has_the_processes_and_does_not_join_a_sweep(tmp_path):
     sweep = tmp_path / "sweep"
-    run = run_of(sweep / "run", FLAT, FLAT, [*WEIGHTS, f"SAVE={sweep}"], (78.4, 10.2))
-    command = verdict_of(run)[1]
-    assert config_for(*shlex.split(command)[2:]).save == str(sweep)
+    run_of(sweep / "run", FLAT, FLAT, [*WEIGHTS, f"SAVE={sweep}"], (78.4, 10.2))
+    (sweep / "run/status.json").write_text("{}")
     write_facts(sweep / "run", [Start("run", 0, "python main_multi_gpu.py -ngpus=2")])
     (sweep / "sweep.json").write_text("{}")
     other = verdict_of(read_contents(sweep / "run"))[1]
     assert other.startswith("python main_multi_gpu.py -ngpus=2 -cfg=")
-    assert parse_command_line(shlex.split(other)[3:]).config.save == str(tmp_path)
+    assert parse_command_line(shlex.split(other)[3:]).config.save != str(sweep)
 
 
 # Validation top-1 by epoch, of the training at the end, advice
@@ -256,7 +274,7 @@ def test_nothing_is_said_of_other_runs(tmp_path, train, val, options, status):
 
 LAGGING = """
 scores | options | advised
-[19, 72] | [] | TRAIN.MODEL_EMA=false
+[19, 72] | [EVAL_RAW=true] | EVAL_RAW=false
 [19, 72] | [TRAIN.MODEL_EMA_WARMUP=false] | TRAIN.MODEL_EMA_WARMUP=true
 [65, 72] | [] |
 [72, 19] | [] |
@@ -271,4 +289,6 @@ def test_an_average_that_lags_behind_the_weights(tmp_path, scores, options, advi
     run = run_of(tmp_path / "run", FLAT, FLAT, keys, result={"average_score": average, "raw_score": raw})
     text, command = verdict_of(run)
     assert (shlex.split(command)[-1] if command else None) == advised
+    if command:
+        assert config_for(*shlex.split(command)[2:]).train.model_ema == ("WARMUP" in command)
     assert (f"{average:.2f}%" in text and f"{raw:.2f}%" in text) == (advised is not None)
