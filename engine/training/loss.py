@@ -342,7 +342,7 @@ def build_teacher(config: Config, precision: Precision, class_names: Sequence[st
     if weights is None:
         raise UserError(
             f"TRAIN.TEACHER_WEIGHTS: DISTILLATION_TYPE {options.distillation_type} needs a teacher with weights; give "
-            f"-teacher_model_path=FILE, or set TEACHER_WEIGHTS to {TIMM}, or DISTILLATION_TYPE to none"
+            f"-teacher_model_path=FILE, or for ImageNet set TEACHER_WEIGHTS to {TIMM}, or DISTILLATION_TYPE to none"
         )
     try:
         checkpoint = None if weights == TIMM else read_record(weights)

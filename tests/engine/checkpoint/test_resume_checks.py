@@ -46,7 +46,7 @@ INVALID_CHANGES = r"""
 TRAIN.OPTIMIZER.NAME=SGD | TRAIN\.OPTIMIZER\.NAME.*AdamW
 TRAIN.MODEL_EMA=true | TRAIN\.MODEL_EMA.*false
 EVAL.BEST_METRIC=loss | EVAL\.BEST_METRIC.*null
-MODEL.TUNE=head | MODEL\.TUNE.*full.* -cfg=\S+config.yaml -opts MODEL.TUNE=head
+MODEL.TUNE=head | MODEL\.TUNE.*full.* -cfg=\S+config.yaml -pretrained=\S+last.pth -opts MODEL.TUNE=head
 TRAIN.LAST_EPOCH=1 | -last_epoch 1.*epoch 0
 MODEL.EMBED_DIM=32 | ^MODEL\.EMBED_DIM: .*-pretrained
 SEED=5 | SEED 0.* 5
