@@ -20,7 +20,7 @@ from utils.files import expand_home, open_regular_file
 Values = dict[str, Any]  # by key or name, as YAML and JSON give them: options, sections of them, arguments
 MAX_BYTES = 1 << 25  # the lists of 100,000 classes with long names have 16 MB
 _SURROGATES = re.compile(r"\\ud[89ab]\w\w\\ud[c-f]\w\w", re.IGNORECASE)  # of JSON, for one character
-_MAX_KEY_CHARS = 100
+_MAX_KEY_CHARS, _MAX_DEPTH = 100, 100
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
@@ -68,9 +68,16 @@ def write_yaml(values: Values) -> str:
 def _compose(text: str) -> yaml.Node | None:
     """The nodes of a YAML text, which are only read: a resumed run reads its config.yaml ten times."""
     text = _SURROGATES.sub(lambda pair: json.loads(f'"{pair[0]}"'), text)
+    depth = 0
     for event in yaml.parse(text, Loader=_StrictLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        problem = ""
         if isinstance(event, yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(problem="aliases are not allowed", problem_mark=event.start_mark)  # type: ignore[arg-type]
+            problem = "aliases are not allowed"
+        elif depth > _MAX_DEPTH:  # libyaml 0.2.5 composes deeper ones until its stack overflows
+            problem = "is nested too deeply"
+        if problem:
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
     return yaml.compose(text, Loader=_StrictLoader)
 
 
@@ -94,8 +101,6 @@ def read_recipe(path: Path, named_in: str = "") -> tuple[Values, dict[str, int]]
         if not isinstance(node, yaml.MappingNode):
             raise UserError(f"{path}:1: expected `KEY: value` lines")
         return _construct(node, "", lines), lines
-    except RecursionError:
-        raise UserError(f"{path}: is nested too deeply") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: an invalid escape or %YAML version
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else path
@@ -131,7 +136,7 @@ def parse_value(text: str, key: str = "") -> Any:
     try:
         node = _compose(text)
         return None if node is None else _construct(node, f"{key}.", {})
-    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         reason = getattr(error, "problem", type(error).__name__)
         raise UserError(f"{shorten(text)} cannot be read as a value: {reason}") from None
 

@@ -160,7 +160,7 @@ SEED: 1; BASE: [none.yaml] | recipe.yaml:2: BASE: .*none.yaml: cannot be read: N
 """
 LONG = [
     ["SEED: " + "9" * 5000, r":1: Exceeds the limit"],
-    ["[" * 5000, r"nested too deeply|nesting depth"],
+    *([text * 200_000, r":1: .*(too deeply|maximum nesting depth)"] for text in ("[", "- ", "{a: ")),
     [r'SAVE: "\Uffffffff"', r": .*(too large|not in range|invalid Unicode)"],
     ["AMP: {DTYPE: " + "x" * 9000 + "}", r":1: AMP.DTYPE is 'x{20,40}\.\.\.x{20,40}': "],
 ]
