@@ -5,11 +5,11 @@
 #   skipped, and latest_step() is the one of before.
 # Expected: a file that is replaced, an error, or a warning; save() with the step of a file that exists looks the same.
 # Why it matters: a run that diverged goes on from an earlier step with a smaller rate. None of its checkpoints is
-#   written until it passes the step of before: if it is stopped there, restore() without a step, and the export, give
-#   the diverged weights. delete(1000) before, or a new folder, helps.
+#   written until it passes the step of before: if it is stopped there, restore() of latest_step(), and an export of it,
+#   give the diverged weights. delete(1000) before, or a new folder, helps.
 # Last lines of a run on 2026-11-30 (steps 0, 500 and 1000 saved, 500 restored, then 600, 900, 1000 saved):
 #   orbax-checkpoint 0.12.8: save() of 600, 900, 1000 returns [False, False, False]; steps [0, 500, 1000]
-#   restored without a step: the weights of before, 1000.0
+#   latest_step() restored: the weights of before, 1000.0
 set -euo pipefail
 cd "$(mktemp -d)"
 trap 'rm -rf "$PWD"' EXIT
@@ -38,6 +38,6 @@ steps = manager.all_steps()
 weight = float(manager.restore(manager.latest_step(), args=orbax.args.StandardRestore())["weight"][0])
 version = importlib.metadata.version("orbax-checkpoint")
 print(f"orbax-checkpoint {version}: save() of 600, 900, 1000 returns {later}; steps {steps}")
-print(f"restored without a step: the weights of before, {weight}")
+print(f"latest_step() restored: the weights of before, {weight}")
 assert all(first) and not any(later) and weight == 1000
 PYTHON
