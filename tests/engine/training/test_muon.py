@@ -92,7 +92,7 @@ def test_every_bit_is_that_of_timm(name, options, threads):
     expected = create_optimizer_v2(timms, name, LR, DECAY, **kwargs)
     try:
         torch.set_num_threads(int(threads))
-        steps = range(5 // int(threads))  # two threads of each test process wait for each other
+        steps = range(5 if threads == "1" else 3)  # threads of two test processes wait for each other
         train(ours, optimizer, steps)
         train(timms, expected, steps)
     finally:
