@@ -151,7 +151,7 @@ model | model vit_base_patch16_224 or resnet50 or swin_tiny_patch4_window7_224
 }
 # What a run reads, writes and logs, how fast it is, on how many processes; its precision. Repeats: test_order.py
 NO_NUMBER = """
-data-dir dataset class-map dataset-download device workers pretrained pretrained-path resume batch-size
+data-dir dataset class-map dataset-download device workers pretrained initial-checkpoint resume batch-size
 validation-batch-size grad-accum-steps channels-last grad-checkpointing amp amp-dtype torchcompile torchcompile-mode
 local_rank start-epoch sync-bn log-interval val-interval checkpoint-hist seed recovery-interval output
 experiment eval-metric log-wandb aug-repeats
