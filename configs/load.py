@@ -17,7 +17,7 @@ from configs.schema.families.family import OWN_KEYS
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.schema.model import FIXED_KEYS
 from configs.schema.operating_point import Goal
-from configs.schema.section import MAX_NAME_CHARS, without
+from configs.schema.section import MAX_NAME_CHARS, only, without
 from configs.versions import GONE_KEYS, WRITTEN_BY, refuse_newer
 from configs.weights import OF_EVERY_MODEL, architecture, read_entries, weight_options
 from configs.yaml_io import Values, format_value, parse_value, read_recipe, shorten
@@ -273,7 +273,7 @@ def _add_model(table: OptionTable, flags: argparse.Namespace, evaluates: bool) -
     kept = set(OF_EVERY_MODEL)
     if flags.cfg:
         table.model_only = True
-        table.rates_of_model = {key: of_recipe[key] for key in DROP_RATES if key in of_recipe}
+        table.rates_of_model = only(of_recipe, DROP_RATES)
         section = without(section, DROP_RATES)
         kept.update(DROP_RATES)
         _keep_drop_rates(table, section["TYPE"])

@@ -18,13 +18,13 @@ from configs.schema.families.family import OWN_KEYS, TimmModel
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import FREEZE_BACKBONE
 from configs.schema.operating_point import UNDECIDED, Decision
-from configs.schema.section import as_tuple, without
+from configs.schema.section import as_tuple, only, without
 from configs.schema.train import WEIGHTS_EXTENSIONS
 from configs.versions import WRITTEN_BY, is_gone_value
 from configs.yaml_io import Values, format_value, shorten
 from utils.errors import Unavailable, UserError, error_from
 from utils.file_formats.hf_folder import CONFIG, SHARDS, WEIGHTS, is_of_timm, read_metadata, weight_file
-from utils.files import open_regular_file, read_json
+from utils.files import open_regular_file, read_json, without_none
 from utils.notes import Note
 
 PADDLE, SAFETENSORS, TORCH, NPZ = ".pdparams", ".safetensors", ".pth", ".npz"
@@ -208,7 +208,7 @@ class WeightsRecord:
     @property
     def preprocessing(self) -> Values:
         """The keys of DATA that an evaluation must share with the training."""
-        return {key: self.data[key] for key in PREPROCESSING if key in self.data}
+        return only(self.data, PREPROCESSING)
 
     @property
     def image_size(self) -> tuple[int, int] | None:
@@ -391,7 +391,7 @@ def options_to_export(options: Values) -> Values:
     data = {key: value for key, value in options["DATA"].items() if key in (*PLACE, *SPLIT, *PREPROCESSING)}
     plugins = [os.path.basename(entry) for entry in options.get("PLUGINS") or ()]
     exported = {"MODEL": model, "DATA": data, "PLUGINS": plugins or None, WRITTEN_BY: options.get(WRITTEN_BY)}
-    return {key: value for key, value in exported.items() if value is not None}
+    return without_none(exported)
 
 
 def weight_options(weights: str) -> Values:
@@ -415,7 +415,7 @@ def described_model(config: Values) -> Values:
         name = (config.get("architectures") or [config["model_type"]])[0]
         return {"TYPE": "transformers", "NAME": name, "KWARGS": without(config, _OF_THE_FOLDER)}
     arguments = {"global_pool": config["pretrained_cfg"].get("global_pool")} | config["model_args"]
-    kwargs = {key: value for key, value in arguments.items() if value is not None and key not in OWN_KEYS}
+    kwargs = without(without_none(arguments), OWN_KEYS)
     return {"TYPE": "timm", "NAME": config["architecture"], "KWARGS": kwargs, "NUM_CLASSES": config.get("num_classes")}
 
 

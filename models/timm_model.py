@@ -19,6 +19,7 @@ from configs.programs import name_of_model, with_shown_recipes
 from configs.schema import Data
 from configs.schema.families.family import OWN_KEYS, TimmModel
 from configs.schema.model import Model
+from configs.schema.section import without
 from utils.device import find_shortage, on_meta_device
 from utils.errors import UserError, did_you_mean, first_line
 from utils.file_formats.hf_folder import ANSWER_SECONDS, WEIGHTS, download, explained
@@ -75,7 +76,7 @@ def _create(name: str, arguments: dict[str, Any]) -> nn.Module:
         unknown = [key for key in optional if f"'{key}'" in str(error)]
         if not unknown:
             raise
-    return _create(name, {key: value for key, value in arguments.items() if key not in unknown})
+    return _create(name, without(arguments, unknown))
 
 
 def find_published(options: Model) -> dict[str, str]:

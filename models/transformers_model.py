@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from configs.schema import Data
 from configs.schema.families.family import TransformersModel
+from configs.schema.section import without
 from models.blocks import add_mixin
 from models.timm_model import check_image_size, errors_of_building
 from utils.errors import UserError
@@ -261,7 +262,7 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     config, auto = _configuration(read_config(folder))
     options = {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
     model, report = auto.from_pretrained(folder, config=config, **options, **_FILES)
-    return {name: tensor for name, tensor in model.state_dict().items() if name not in report["missing_keys"]}
+    return without(model.state_dict(), report["missing_keys"])
 
 
 def image_processor(folder: Path) -> Any:

@@ -10,7 +10,6 @@ names of the state dict stay; `lora_A` and `lora_B` are added.
 Legend: O output features, I input features, R rank.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from models.blocks import add_mixin, blocks_of
 from models.timm_model import classifiers
 from models.weights.names import State, head_names
 from utils.errors import UserError, did_you_mean
-from utils.files import atomic_write, make_own_folder
+from utils.files import atomic_write, indented_json, make_own_folder
 from utils.torch_compat import BatchNorm
 
 
@@ -225,4 +224,4 @@ def write_peft_folder(checkpoint: Path, content: dict[str, Any], model: nn.Modul
     folder = checkpoint.with_name(PEFT_FOLDER)
     make_own_folder(folder)
     atomic_write(folder / "adapter_model.safetensors", save(tensors, {"format": "pt"}))
-    atomic_write(folder / "adapter_config.json", json.dumps(config, indent=2) + "\n")
+    atomic_write(folder / "adapter_config.json", indented_json(config))

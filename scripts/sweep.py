@@ -29,7 +29,7 @@ from configs.compare import non_default_options
 from configs.flags import add_flag, positive
 from configs.help import all_keys
 from configs.load import RUN_OPTIONS
-from configs.schema.section import MAX_NAME_CHARS
+from configs.schema.section import MAX_NAME_CHARS, without
 from configs.yaml_io import shorten
 from engine.checkpoint.run_folder import check_writable, decided_run, lock_run_folder
 from scripts import report
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     with lock_run_folder(root):
         found = newest_runs(root)
         done = {name for name, (_, state) in found.items() if state in ("finished", "stopped")}
-        left = {name: argv for name, argv in runs.items() if name not in done}
+        left = without(runs, done)
         print(f"{len(runs)} runs in {root}, {len(runs) - len(left)} done, {len(environments)} at a time", flush=True)
         atomic_write(root / SWEEP, json.dumps(read_json(root / SWEEP) | speeds))
         failures = _train(root, left, found, environments)

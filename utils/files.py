@@ -19,7 +19,7 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -77,6 +77,14 @@ def read_json(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError, RecursionError), open_regular_file(path) as file:
         values = json.load(file)
     return values if isinstance(values, dict) else {}
+
+
+def indented_json(content: Any) -> str:
+    return json.dumps(content, indent=2) + "\n"
+
+
+def without_none(values: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def open_regular_file(path: Path | str) -> io.BufferedReader:

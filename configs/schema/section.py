@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -20,6 +20,11 @@ def as_tuple(value: Any) -> Any:
 def without(values: Values, keys: Collection[str]) -> Values:
     """The values of the other keys."""
     return {key: value for key, value in values.items() if key not in keys}
+
+
+def only(values: Mapping[str, Any], keys: Iterable[str]) -> Values:
+    """The values of these keys, as far as there are any."""
+    return {key: values[key] for key in keys if key in values}
 
 
 def as_names(value: Any) -> Any:

@@ -45,6 +45,10 @@ _MANY_BYTES = 1 << 18  # a JPEG with a preview in its EXIF data
 _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # by the type of color
 
 
+def is_image_name(name: str) -> bool:
+    return name.lower().endswith(IMAGE_EXTENSIONS)
+
+
 def kind_of(head: bytes) -> str | None:
     """One of `FORMATS`, 'HEIC', 'AVIF' or 'DICOM', by the first `HEAD_BYTES` of a file; None if it is no such image."""
     for kind, pattern in _KINDS.items():

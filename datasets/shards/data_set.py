@@ -20,6 +20,7 @@ from datasets.shards.location import find_shards, parse_location
 from datasets.shards.records import DamagedShard, labels_in, read_records
 from datasets.shards.samples import ShardCache, ShardReader, TarSamples, cache_folder
 from datasets.shards.store import ShardStore
+from datasets.sources.class_names import positions
 from datasets.sources.samples import check_target_bytes
 from datasets.sources.source import Source, Wanted
 from datasets.sources.tables.cells import UNKNOWN_MARK, multi_hot
@@ -79,7 +80,7 @@ class TarShards(Source):
             number = {label: int(label) for label in labels}
         else:
             names = sorted(labels)
-            number = {label: place for place, label in enumerate(names)}
+            number = positions(names)
         classes = max(len(names), 1 + max(number.values(), default=-1))
         check_target_bytes(self.data.data_path, len(self.index), classes)
         return names, multi_hot([*sets, ()], number, classes)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from datasets.shards.records import Label, Record, is_class_name
+from datasets.sources.class_names import positions
 from datasets.sources.samples import MAX_FILE_BYTES
 from datasets.sources.shared_arrays import Arrays, select_rows, strings_in, to_arrays, to_nfc
 from datasets.sources.tables.files import LABEL_DIGITS
@@ -158,7 +159,7 @@ def _number_together(indexes: Sequence[Index]) -> tuple[list[str], list[np.ndarr
         labels = np.unique(index.arrays["targets"])
         used.update(lists[id(index.class_names)][label] for label in labels[labels >= 0])
     names = sorted(used)
-    number = {name: label for label, name in enumerate(names)}
+    number = positions(names)
     # -1, for no label, takes the last entry
     numbers = {key: np.array([*(number.get(name, -1) for name in one), -1]) for key, one in lists.items()}
     return names, [numbers[id(index.class_names)][index.arrays["targets"]] for index in indexes]

@@ -21,7 +21,7 @@ from torch.utils.data import get_worker_info
 
 from datasets.shards.index import LOCAL_VERSION, Shard
 from datasets.shards.records import chunks_of
-from datasets.sources.listing import list_directory
+from datasets.sources.listing import Names, list_directory
 from utils.errors import Unavailable
 from utils.files import open_regular_file
 from utils.system import require
@@ -80,7 +80,7 @@ class LocalFiles:
             return Problem(problem, "check the disk, then resume")
         return Problem("is not a valid name or URL", CHECK)
 
-    def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
+    def list_folder(self, folder: str) -> Names:
         folders, files = list_directory(self.root / folder)
         return [os.path.join(folder, name) for name in files], [os.path.join(folder, name) for name in folders]
 
@@ -187,7 +187,7 @@ class RemoteFiles:
             return Problem(f"the server answers with status {status}", "check the server, then resume", retry_seconds)
         return next((problem for part, problem in _CAUSES.items() if part in text), _UNREACHABLE)
 
-    def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
+    def list_folder(self, folder: str) -> Names:
         found = self.store.list_with_delimiter(folder or None)
         return [entry["path"] for entry in found["objects"]], list(found["common_prefixes"])
 
@@ -238,7 +238,7 @@ class ShardStore:
         """Returns the path or URL of a file. It contains no credentials: `parse_location` refuses them."""
         return f"{self.root.rstrip('/')}/{name}"
 
-    def list_folder(self, folder: str = "") -> tuple[list[str], list[str]]:
+    def list_folder(self, folder: str = "") -> Names:
         """Lists the files and the folders in a folder below the root ('': the root itself), unordered."""
         return self._retry(folder, lambda: self.files.list_folder(folder))
 

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,10 @@ def _are_names_of_numbers(pairs: Sequence[tuple[Any, Any]]) -> bool:
     return are_numbers and not all(isinstance(number, str) and name.isdecimal() for name, number in pairs)
 
 
+def positions(names: Iterable[str]) -> dict[str, int]:
+    return {name: place for place, name in enumerate(names)}
+
+
 def map_labels(names: Sequence[str], known: Sequence[str], source: str) -> np.ndarray:
     """The position in `known` of each of `names`, int64 (classes,); -1 for a name that is not in it.
 
@@ -129,7 +133,7 @@ def map_labels(names: Sequence[str], known: Sequence[str], source: str) -> np.nd
     numbers = Counter(known)
     if twice := [name for name in names if numbers[name] > 1]:
         raise UserError(f"{source}: {list_names(twice)}: the name of several classes; rename the classes of the data")
-    position = {name: label for label, name in enumerate(known)}
+    position = positions(known)
     return np.array([position.get(name, -1) for name in names], dtype=np.int64)
 
 

@@ -4,10 +4,11 @@ import os
 import time
 from functools import cache
 
+Names = tuple[list[str], list[str]]  # of the folders in a folder, and of its other files
 _SETTLED_SECONDS = 2  # a folder that has just changed may change again within the resolution of its time
 
 
-def list_directory(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
+def list_directory(path: str | os.PathLike[str]) -> Names:
     """The sorted names of the folders in a folder, also by links, and of its other files.
 
     An unchanged folder is not listed again until `forget_listings`. Raises OSError.

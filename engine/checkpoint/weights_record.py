@@ -21,6 +21,7 @@ from torch import Tensor
 from configs.schema import Data
 from configs.schema.model import Model
 from configs.schema.operating_point import Decision, OperatingPoint
+from configs.schema.section import only
 from configs.versions import refuse_newer
 from configs.weights import (
     NO_RECORD,
@@ -50,7 +51,7 @@ from utils.file_formats.hf_folder import (
     read_config,
 )
 from utils.file_formats.pickles import ArrayRecord, TensorRecord
-from utils.files import atomic_write
+from utils.files import atomic_write, indented_json
 
 ENTRY = "split"
 # With several labels per image, of each class: the logits of `SampleResults.thresholds`, and the same as
@@ -207,7 +208,7 @@ def _read_thresholds(content: Mapping[str, Any]) -> list[float] | None:
 def write_held_out(folder: Path, split: RunSplit | None) -> None:
     """Writes `held_out.json` if the run holds images out; raises OSError if that fails."""
     if split:
-        atomic_write(folder / HELD_OUT_FILE, json.dumps(_held_out_entry(split, list), indent=2) + "\n")
+        atomic_write(folder / HELD_OUT_FILE, indented_json(_held_out_entry(split, list)))
 
 
 class _Description(BaseModel, strict=True):
@@ -443,7 +444,7 @@ def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:
     names, model = content.get("class_names"), dict(options["MODEL"])
     described = {_KEY_OF[entry]: value for entry, value in (content.get("preprocessing") or {}).items()}
     data = options["DATA"] | described
-    check_values(Data, {key: data[key] for key in PREPROCESSING if key in data})
+    check_values(Data, only(data, PREPROCESSING))
     return WeightsRecord(
         source="the checkpoint",
         model=model,

@@ -3,7 +3,6 @@
 Legend: B images per batch, C channels, S pixels on a side, K classes.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from configs.schema.operating_point import UNDECIDED, Decision
 from engine.checkpoint.weights_record import decision_to_entries, read_decision
 from engine.evaluation.evaluate import Evaluator
-from utils.files import atomic_write, read_json
+from utils.files import atomic_write, indented_json, read_json
 
 MEAN = "mean.json"  # in the folder of a sweep
 
@@ -49,4 +48,4 @@ def read_measured(runs: Sequence[Path]) -> Decision:
 def write_measured(runs: Sequence[Path], decision: Decision, tta: str) -> None:
     """Raises OSError."""
     entries = {"runs": [run.name for run in runs], "tta": tta, **decision_to_entries(decision)}
-    atomic_write(runs[0].parent / MEAN, json.dumps(entries, indent=2) + "\n")
+    atomic_write(runs[0].parent / MEAN, indented_json(entries))

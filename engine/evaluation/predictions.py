@@ -22,7 +22,7 @@ from engine.evaluation.ranking import reaches
 from engine.evaluation.results import TOP_K, SampleResults, join, mean_by_group, name_of_target
 from engine.progress import Metrics
 from utils.distributed import ProcessContext, call_on_main
-from utils.files import atomic_write, open_atomically
+from utils.files import atomic_write, open_atomically, without_none
 from utils.tables import aligned_table, safe_cell, table_text, write_workbook
 
 BATCHES_PER_WRITE, _CLASSES_PER_WRITE = 8, 8000  # before a write, the host waits for the device
@@ -88,7 +88,7 @@ class Predictions:
         logits = {"image": self.point.threshold} if self.point else {}
         if self.point and self.samples.groups is not None:
             logits["group"] = self.point.group_threshold
-        self._decides_from = {one: logit for one, logit in logits.items() if logit is not None}
+        self._decides_from = without_none(logits)
         columns = (
             ("predicted", self.thresholds is not None, self._predicted),
             ("decision", "image" in self._decides_from, partial(self._decisions, "image")),

@@ -32,7 +32,7 @@ from engine.evaluation.results import (
 )
 from engine.progress import Metrics
 from engine.run.record import CONFUSION, GROUPS, MISTAKES, PER_IMAGE, SUMMARY, TABLES
-from utils.files import atomic_write, make_own_folder, open_atomically
+from utils.files import atomic_write, indented_json, make_own_folder, open_atomically
 from utils.metric_table import METRICS, OPERATING, with_old_names
 from utils.tables import matrix_text, safe_cell, table_text
 
@@ -94,7 +94,7 @@ class ResultTables:
             calibrated = results.calibrated
             figures = {"ece": calibrated.calibration_error, "loss": calibrated.mean_loss}
             summary["calibrated"] = {"temperature": results.temperature} | figures
-        atomic_write(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+        atomic_write(self.folder / SUMMARY, indented_json(summary))
         return summary
 
     def _write_groups(self, metrics: Metrics, results: SampleResults, about: dict[str, Any]) -> None:

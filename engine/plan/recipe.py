@@ -12,6 +12,7 @@ from configs.command_line import Command, read_options
 from configs.load import read_layers
 from configs.programs import program_of, shown_path, split_words
 from configs.resolve import model_follows_source, rate_of_tuning, recipe_follows_data
+from configs.schema.section import without
 from configs.weights import OF_EVERY_MODEL, keys_of
 from configs.yaml_io import Values, as_option
 from datasets.recognition import recognize_dataset
@@ -22,6 +23,7 @@ from utils.device import on_meta_device
 from utils.distributed import ProcessContext, find_on_main, single_process
 from utils.errors import UserError, to_single_line
 from utils.file_formats.hf_folder import HUB, LOCAL, find_on_hub, weight_file
+from utils.files import without_none
 from utils.notes import Note
 from utils.system import lacks_gpus
 
@@ -289,7 +291,7 @@ def _describe_given_weights(command: Command) -> FoundWeights:
     if section.get("TYPE") == "transformers":
         source = weights if weights.startswith(HUB) else f"{LOCAL}{Path(weight_file(weights)).parent}"
         return replace(found, flags={"model": source})
-    described = {key: value for key, value in section.items() if key not in OF_EVERY_MODEL and value is not None}
+    described = without(without_none(section), OF_EVERY_MODEL)
     options = [f"MODEL.{key}={as_option(value)}" for key, value in described.items()]
     return replace(found, flags={"opts": options}) if options else found
 

@@ -13,6 +13,7 @@ from typing import Any
 from configs.yaml_io import format_value
 from engine.report.contents import LARGEST, RunContents, points
 from engine.run.record import Row
+from utils.files import without_none
 from utils.metric_table import METRICS, Metric
 
 MAX_NAME_CHARS = 60
@@ -35,7 +36,7 @@ def option(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(option, value))}]"
     if isinstance(value, dict):
-        value = {key: one for key, one in value.items() if one is not None}
+        value = without_none(value)
     return f"{value:.6g}" if isinstance(value, float) else format_value(value)
 
 

@@ -19,10 +19,19 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
+from configs.schema.section import only
 from engine.run.facts import Fact
 from utils import notes
 from utils.errors import UserError, escape_control_characters, from_here
-from utils.files import atomic_write, link_or_copy, open_atomically, open_regular_file, own_file, read_json
+from utils.files import (
+    atomic_write,
+    indented_json,
+    link_or_copy,
+    open_atomically,
+    open_regular_file,
+    own_file,
+    read_json,
+)
 from utils.metric_table import METRICS, with_old_names
 from utils.notes import LAUNCH_FOLDER, STATUS, UNFINISHED
 
@@ -169,7 +178,7 @@ class RunRecord:
 
     def set_best(self, best: Mapping[str, Any], checkpoint: Path) -> None:
         """The best evaluation so far: its metrics by name, and its epoch."""
-        metrics = {name: best[name] for name in METRICS if name in best}
+        metrics = only(best, METRICS)
         self.set_result(**metrics, split="val", epoch=best["epoch"], checkpoint=str(checkpoint.absolute()))
 
     def add_fact(self, fact: Fact) -> None:
@@ -202,7 +211,7 @@ class RunRecord:
         values = self.values | of_main | {"updated": time.strftime("%Y-%m-%d %H:%M:%S%z")}
         view = {key: values[key] for key in STATUS_KEYS}
         for name, content in ((RUN, values), (STATUS, view)):
-            text = json.dumps(_finite(content), indent=2) + "\n"
+            text = indented_json(_finite(content))
             try:
                 atomic_write(self.folder / name, text)
             except OSError:

@@ -20,7 +20,7 @@ from engine.run.record import DETAILS, Row
 from utils.device import peak_memory_bytes
 from utils.distributed import ProcessContext, call_on_main
 from utils.errors import UserError
-from utils.files import make_own_folder
+from utils.files import make_own_folder, without_none
 from utils.metric_table import METRICS
 from utils.notes import texts_of
 from utils.tables import format_duration, three_digits, wrap_parts
@@ -250,7 +250,7 @@ class Reporter(Observer):
 
     def _send(self, values: Mapping[str, float | None], step: int) -> None:
         """Gives the loggers the values that are known."""
-        self.loggers.scalars({name: value for name, value in values.items() if value is not None}, step)
+        self.loggers.scalars(without_none(values), step)
 
     def finish(self) -> None:
         """Ends the loggers with the result of the run."""

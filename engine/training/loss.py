@@ -21,6 +21,7 @@ from configs.parts import LOSSES
 from configs.resolve import follow_options
 from configs.schema import Config, Data
 from configs.schema import Loss as LossOptions
+from configs.schema.section import only
 from configs.weights import NORMALIZATION, architecture, follow_weights
 from configs.yaml_io import shorten
 from datasets.batch import PADDING, is_padding
@@ -290,7 +291,7 @@ def _options_of_teacher(
 ) -> tuple[Config, WeightsRecord]:
     """The options of the teacher whose sections MODEL and DATA are given, and the record of its weights."""
     stated = {} if checkpoint else sections["DATA"]
-    given = {key: stated[key] for key in ("IMAGE_SIZE", "IMAGE_CHANNELS", *NORMALIZATION) if key in stated}
+    given = only(stated, ("IMAGE_SIZE", "IMAGE_CHANNELS", *NORMALIZATION))
     own, *_ = follow_options(OptionTable({"MODEL": sections["MODEL"], "DATA": given}))
     student = config.model
     weights = config.train.teacher_file

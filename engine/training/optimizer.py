@@ -24,6 +24,7 @@ from models.blocks import is_sharded
 from models.timm_model import classifiers
 from utils.device import find_shortage
 from utils.errors import UserError, did_you_mean, first_line
+from utils.files import without_none
 from utils.library_compat import is_updated_by_muon, newton_schulz_coefficients, register_timm_optimizer
 from utils.torch_compat import multiplies_bfloat16_with_onednn
 
@@ -150,7 +151,7 @@ def _given_arguments(name: str, chosen: Optimizer) -> dict[str, Any]:
     own = {"betas": chosen.betas, "eps": chosen.eps, "momentum": chosen.momentum}
     if "deterministic" in parameters:  # Kron draws random numbers: equal ones on all ranks and in a resumed run
         own["deterministic"] = True
-    return {key: value for key, value in own.items() if value is not None} | given
+    return without_none(own) | given
 
 
 def unused_keys(chosen: Optimizer) -> list[str]:

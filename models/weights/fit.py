@@ -16,6 +16,7 @@ from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
 from configs.schema.model import Model
+from configs.schema.section import only
 from configs.weights import NPZ
 from models.weights.choose import FINE_TUNE, Purpose, choose
 from models.weights.names import State, head_names, summarize_names
@@ -243,7 +244,7 @@ class Pairs:
         if left:
             with suppress(Exception), catch_warnings(action="ignore"):  # as above
                 resized = resize(dict(self.state), self.model)
-                self._replace_resized({name: resized[name] for name in left if name in resized})
+                self._replace_resized(only(resized, left))
 
     def _replace_resized(self, found: State) -> None:
         fitting = [name for name in found if found[name].shape == self.own[name].shape]

@@ -27,6 +27,7 @@ from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
 from configs.flags import positive
 from configs.schema import Config, Data, Train
+from configs.schema.section import without
 from datasets.batch import PREFETCH_FACTOR
 from datasets.loading.loader import TrainBatches, epoch_layout
 from datasets.reading import read_data
@@ -118,7 +119,7 @@ def build_programs(flags: Namespace, rest: list[str], images: Path, folder: Path
 def tables(figures: Figures) -> list[str]:
     """A table of the loaders, one of the programs, whose top-1 differs by rounding only, and their ratios."""
     loaders = {name: figures[name] for name in (OURS, TIMM)}
-    programs = {name: one for name, one in figures.items() if name not in loaders}
+    programs = without(figures, loaders)
     columns = {"images/s": speed, "images per CPU second": partial(speed, figure=PER_CPU)}
     texts = [figures_table(loaders, columns), ratio_table(loaders, LOADERS, PER_CPU, "of images per CPU second")]
     if programs:

@@ -4,7 +4,6 @@ The contenders (programs, precisions, loaders) take turns, so that slow changes 
 A ratio compares two turns of the same round.
 """
 
-import json
 import os
 import shlex
 import sys
@@ -17,7 +16,7 @@ import torch
 
 from utils.device import device_name, visible_gpus
 from utils.errors import UserError
-from utils.files import atomic_write
+from utils.files import atomic_write, indented_json
 from utils.tables import markdown_table
 
 _LOAD = os.getloadavg()[0]  # before the measurements, which add to it
@@ -132,4 +131,4 @@ def median_and_range(values: Sequence[float], number_format: str) -> str:
 def write_json(path: Path | None, result: dict[str, Any]) -> None:
     """Does nothing without a path."""
     if path:
-        atomic_write(path, json.dumps(result, indent=2) + "\n")
+        atomic_write(path, indented_json(result))

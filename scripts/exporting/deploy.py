@@ -3,7 +3,6 @@
 Legend: N images, H, W their size, C channels, S pixels on a side, K classes, D decisions.
 """
 
-import json
 import random
 import shutil
 import subprocess
@@ -29,6 +28,7 @@ from engine.evaluation.predictions import decision_names
 from scripts.exporting.files import card_facts, list_facts, write_onnx
 from scripts.weights.trained_model import TrainedModel
 from utils.errors import UserError, to_single_line
+from utils.files import indented_json
 
 _TEMPLATES = Path(__file__).parent / "deployment"
 _NUM_REFERENCES = 10
@@ -221,7 +221,7 @@ def write_deploy(model: nn.Module, trained: TrainedModel, path: Path) -> None:
     onnx.save(onnx.compose.merge_models(whole, decision, [("logits", "logits")], outputs=outputs), path / "model.onnx")
     low, high = data.grey_range or (0, MAX_VALUE)
     known |= {"name": trained.config.model.name, "grey_range": [low, high], "level": Normalize(data).factor.tolist()}
-    (path / "model.json").write_text(json.dumps(trained.description | known, indent=2) + "\n", encoding="utf-8")
+    (path / "model.json").write_text(indented_json(trained.description | known), encoding="utf-8")
     lines = [f"{data.image_channels} {low:g} {high:g}", known["other"], *known["decisions"]]
     (path / "model.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     _write_references(path / "reference", trained.samples, data, model, decision)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from configs.schema import Data
 from configs.schema.data import properties_of
 from configs.schema.operating_point import probability_of
+from datasets.sources.class_names import positions
 from engine.checkpoint.weights_record import exported_entry
 from engine.report.contents import RunContents, read_contents
 from engine.report.overview import point_figures, score_text
@@ -36,7 +37,7 @@ from scripts.weights.trained_model import Forward, TrainedModel
 from utils.device import on_meta_device
 from utils.errors import UserError, first_line, hide_passwords, to_single_line
 from utils.file_formats.hf_folder import FLIPS, PREPROCESSOR, WEIGHTS
-from utils.files import tensor_bytes
+from utils.files import indented_json, tensor_bytes
 
 _MAX_ONNX_BYTES = 2_000_000_000  # of a file: protobuf's limit is 2 GiB
 _ROOT = Path(__file__).parents[2]
@@ -130,7 +131,7 @@ def write_web(model: nn.Module, trained: TrainedModel, path: Path) -> None:
     path.mkdir()
     write_onnx(model, trained, path / "model.onnx")
     known = {"name": trained.config.model.name, "multi_label": trained.config.data.multi_label}
-    (path / "model.json").write_text(json.dumps(known | trained.description, indent=2) + "\n", encoding="utf-8")
+    (path / "model.json").write_text(indented_json(known | trained.description), encoding="utf-8")
     shutil.copy(_ROOT / "scripts/exporting/web.html", path / "index.html")
 
 
@@ -167,7 +168,7 @@ def write_hf(model: nn.Module, trained: TrainedModel, path: Path) -> None:
         config |= _STEM_OF_TRANSFORMERS
         for code in STEM_FILES:
             shutil.copy(_ROOT / code, path)
-    file.write_text(json.dumps(config, indent=2) + "\n")
+    file.write_text(indented_json(config))
     (path / "pytorch_model.bin").unlink()  # timm's .safetensors lacks metadata, and tensors may not share memory
     write_safetensors(model, trained, path / "model.safetensors")
     (path / "README.md").write_text(_model_card(model, trained, has_stem), encoding="utf-8")
@@ -209,7 +210,7 @@ def _write_transformers(model: Any, trained: TrainedModel, path: Path, kind: str
         )
     model.config.update({"problem_type": kind, "dtype": "float32"})
     model.config.id2label = dict(enumerate(names))
-    model.config.label2id = {name: label for label, name in enumerate(names)}
+    model.config.label2id = positions(names)
     model.save_pretrained(path)
     written = (path / WEIGHTS[0]).rename(path / "written")
     _write_tensors(load_file(written), trained, path / WEIGHTS[0])
@@ -231,7 +232,7 @@ def _write_transformers(model: Any, trained: TrainedModel, path: Path, kind: str
         "image_mean": data.imagenet_mean,
         "image_std": data.imagenet_std,
     }
-    (path / PREPROCESSOR).write_text(json.dumps(preprocessor, indent=2) + "\n")
+    (path / PREPROCESSOR).write_text(indented_json(preprocessor))
 
 
 def load_hf(trained: TrainedModel, path: Path) -> Forward:

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors import safe_open
 
 from utils.errors import Unavailable, UserError, first_line
-from utils.files import expand_home, read_json
+from utils.files import expand_home, read_json, without_none
 from utils.threads import DaemonPool
 
 HUB = ("hf-hub:", "hf:", "hf_hub:")
@@ -85,7 +85,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         processor = nested if isinstance(nested, dict) else read_json(folder / PREPROCESSOR)
         flips = processor.get(FLIPS, str(content["model_type"]).startswith("mobilevit"))
         return content | ({FLIPS: True} if flips else {})
-    stated = {name: value for name, value in content.items() if value is not None}  # transformers' TimmWrapper has null
+    stated = without_none(content)  # transformers' TimmWrapper has null
     config = {"pretrained_cfg": content, "model_args": {}, "architecture": None} | stated
     types = {"pretrained_cfg": dict, "model_args": dict, "architecture": str}
     if not all(isinstance(config[name], kind) for name, kind in types.items()):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.decoding.images import IMAGE_EXTENSIONS
+from datasets.decoding.images import is_image_name
 from datasets.sources.class_names import list_names
 from datasets.sources.folders.class_folders import FoundFiles, Levels
 from datasets.sources.folders.labels import by_split, is_mask, without_masks
@@ -75,7 +75,7 @@ def _text_of(file: Path) -> str:
 def names_images(file: Path, class_names: Collection[str] = ()) -> bool:
     """Whether the first lines name images or classes: `requirements-dev.txt` beside the data is no list."""
     words = {*re.split(r"[\s,;|\"'/\\]+", to_nfc(_text_of(file)[:4096]))}
-    return not words.isdisjoint(class_names) or any(word.lower().endswith(IMAGE_EXTENSIONS) for word in words)
+    return not words.isdisjoint(class_names) or any(map(is_image_name, words))
 
 
 Images = dict[str, str]  # of images by their paths: the label, the split, or the path in a folder
@@ -109,9 +109,7 @@ class TableBeside(NamedTuple):
         others = seen if has_names else [*seen, *self.labels]
         counts = Counter(filter(None, chain.from_iterable(map(_LABELS.split, labels.values()))))
         row = next((cells for _, cells in open_table(self.file, _ANY)), {})
-        images = (
-            sum(text.lower().endswith(IMAGE_EXTENSIONS) for text in row.values()) or 1
-        )  # before and after, channels
+        images = sum(map(is_image_name, row.values())) or 1  # before and after, channels
         if len(counts) < 2 or 2 * images * len(labels) < len(known) or follows_folders:
             return
         if any(have_same_classes(labels, one) for one in others):

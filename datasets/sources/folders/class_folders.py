@@ -14,10 +14,12 @@ from datasets.decoding.images import (
     IMAGE_EXTENSIONS,
     PHOTO_EXTENSIONS,
     UNREAD,
+    is_image_name,
     kind_of_file,
     missing_decoder,
 )
-from datasets.sources.listing import list_directory
+from datasets.sources.class_names import positions
+from datasets.sources.listing import Names, list_directory
 from datasets.sources.samples import ImageFiles, is_broken_link, listing_arrays
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from utils.errors import MAX_SHOWN, Finding, UserError, did_you_mean, error_from, raise_problems
@@ -69,7 +71,7 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
         raise UserError(f"{root}: contains no folders; put the images of each class into a separate folder")
     of_folders = list(map(to_nfc, folders))
     names = sorted([*of_folders, *set(known or ()).difference(of_folders)])
-    label_of = {name: label for label, name in enumerate(names)}
+    label_of = positions(names)
     paths = StringPacker()
     ends = []
     for folder, name in zip(folders, of_folders, strict=True):
@@ -113,7 +115,7 @@ def read_images(root: Path) -> ImageFiles:
     return ImageFiles(root, ["0"], arrays, notes=found.notes(), has_class_names=False)
 
 
-def list_folder(root: Path, excluded: Collection[str] = ()) -> tuple[list[str], list[str]]:
+def list_folder(root: Path, excluded: Collection[str] = ()) -> Names:
     """The sorted names of the folders in `root`, except ignored ones and `excluded`, and the names of its other files.
 
     Raises UserError: it is missing, or cannot be listed; a broken link without an image's name, perhaps to a class or a
@@ -122,7 +124,7 @@ def list_folder(root: Path, excluded: Collection[str] = ()) -> tuple[list[str], 
     found = FoundFiles(root)
     folders, files = found.top()
     raise_problems(root, found.findings)
-    for path in (os.path.join(root, name) for name in files if not name.lower().endswith(IMAGE_EXTENSIONS)):
+    for path in (os.path.join(root, name) for name in files if not is_image_name(name)):
         if is_broken_link(path):
             raise UserError(f"{path}: is a broken link, to {os.readlink(path)}; restore the folder, or remove the link")
     return [name for name in folders if name not in excluded], files
@@ -216,7 +218,7 @@ class FoundFiles:
             yield path, folders, files
             waiting += [os.path.join(path, name) for name in reversed(folders)]
 
-    def top(self) -> tuple[list[str], list[str]]:
+    def top(self) -> Names:
         """The sorted names of the folders in the root that are not ignored, and of its files; none if listing fails."""
         return next(self.walk(self.root), ("", [], []))[1:]
 
@@ -277,7 +279,7 @@ class Levels:
 
 def _named_after_others(names: Sequence[str]) -> list[str]:
     """The images with another one's name: with another ending, or with a word, as of a mask or a copy of it."""
-    stems = [name.rpartition(".")[0] if name.lower().endswith(IMAGE_EXTENSIONS) else name for name in names]
+    stems = [name.rpartition(".")[0] if is_image_name(name) else name for name in names]
     known, seen, found = set(stems), set[str](), list[str]()
     for name, stem in zip(names, stems, strict=True):
         if stem in seen or ((match := _MORE_THAN_A_NAME.fullmatch(stem)) and match[1] in known):

@@ -17,7 +17,7 @@ import numpy as np
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.sources.class_names import list_names
+from datasets.sources.class_names import list_names, positions
 from datasets.sources.groups import suggest_groups
 from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES
@@ -324,7 +324,7 @@ def _find_classes(
         wanted = Wanted(Data())
     elif classes or kind == "name" or not _are_numbers(in_train, wanted):
         class_names = [*(classes or sorted(in_train))]
-        return class_names, _positions(class_names), True
+        return class_names, positions(class_names), True
     numbers = {}
     for name in names:
         if match := _WHOLE_NUMBER.fullmatch(name):
@@ -336,16 +336,12 @@ def _find_classes(
         are_names = all(map(_WHOLE_NUMBER.fullmatch, wanted.class_names))
     if numbers and are_names:
         class_names = sorted(trained, key=float)
-        position = _positions(class_names)
+        position = positions(class_names)
         return class_names, {text: position[name] for text, name in name_of.items() if name in position}, True
     labels = {
         text: int(number) for text, number in numbers.items() if number.isdecimal() and len(number) <= LABEL_DIGITS
     }
     return [*map(str, range(max(labels.values(), default=0) + 1))], labels, False
-
-
-def _positions(names: Iterable[str]) -> dict[str, int]:
-    return {name: place for place, name in enumerate(names)}
 
 
 def _are_numbers(names: Collection[str], wanted: Wanted) -> bool:

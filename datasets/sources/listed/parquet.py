@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from configs.schema import Data
+from configs.schema.section import without
 from configs.yaml_io import shorten
 from datasets.decoding.decode import LazyImage
 from datasets.decoding.images import BadImage
@@ -202,7 +203,7 @@ class ParquetTable(Table):
                 fix = f"name one: -opts {shlex.quote(f'DATA.COLUMNS={{path: {images[0]}}}')}"
             raise UserError(f"{self.file}: {problem} of {_list_types(kinds)}; {fix}")
         self._flat = [name for name, kind in kinds.items() if _FLAT.fullmatch(kind)]
-        others = {name: kind for name, kind in kinds.items() if name not in (*self._flat, *images)}
+        others = without(kinds, (*self._flat, *images))
         if others:
             self.unread = f"; neither text nor numbers: {_list_types(others)}"
         partition = _partition_of(self.root, self.file)

@@ -18,7 +18,9 @@ import numpy as np
 import torchvision
 
 from configs.schema.data import properties_of, spelling
+from configs.schema.section import only
 from configs.yaml_io import shorten
+from datasets.sources.class_names import positions
 from datasets.sources.folders.class_folders import CALTECH, find_folder, read_class_folders
 from datasets.sources.samples import ImageFiles, Samples, listing_arrays
 from datasets.sources.sets.in_memory import ImageArray
@@ -118,8 +120,8 @@ def _samples(open_set: "partial[Any]", root: Path) -> Samples:
     name = open_set.func.__name__
     open_set = partial(open_set, str(root))
     fixed = {"loader": str, "download": False}  # the path in place of the image; SEMEION's default is True
-    data = open_set(**{key: value for key, value in fixed.items() if key in signature(open_set).parameters})
-    classes = {name: label for label, name in enumerate(getattr(data, "classes", getattr(data, "all_categories", ())))}
+    data = open_set(**only(fixed, signature(open_set).parameters))
+    classes = positions(getattr(data, "classes", getattr(data, "all_categories", ())))
     by_name = getattr(data, "class_to_idx", classes)  # of a label's several names in Imagenette the first counts
     names = {label: to_nfc(class_name) for class_name, label in reversed(by_name.items())}
     pairs: Any = listed_images(data) or map(data.__getitem__, range(len(data)))

@@ -52,7 +52,7 @@ class CellValues(dict[str, int | None]):
 
 def _plain(text: str) -> str:
     """The text of a cell in lower case; '-1' of '-1.0', '0.5' of '0,5'."""
-    return re.sub(r"(?<=\d)\.0*$", "", re.sub(r"^([+-]?\d+),(\d+)$", r"\1.\2", text.lower()))
+    return re.sub(r"(?<=\d)\.0*$", "", text.lower().replace(",", "."))
 
 
 def multi_hot(targets: Collection[Iterable[str]], label_of: Mapping[str, int], num_classes: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.decoding.images import IMAGE_EXTENSIONS
+from datasets.decoding.images import is_image_name
 from datasets.sources.class_names import list_names
 from datasets.sources.path_words import SPLIT_NAMES, word_in
 from datasets.sources.tables.cells import (
@@ -80,7 +80,7 @@ def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
 def _lacks_header(table: Table) -> bool:
     """Whether the first line names an image or, without a known name of a column, has a value of its column."""
     header = table.header
-    if any(name.lower().endswith(IMAGE_EXTENSIONS) for name in header):
+    if any(map(is_image_name, header)):
         return True
     if _names(header, None, "image_path", (*_PATHS, *_LABELS)):
         return False
@@ -212,7 +212,7 @@ def with_folder(table: Table, name: str) -> str:
 
 def _path_columns(header: Sequence[str], values: Values, stems: Set[str]) -> list[str]:
     """The columns that may be of paths: of names of images, else by their names, else of most of the stems."""
-    images = [name for name in header if any(one.lower().endswith(IMAGE_EXTENSIONS) for one in values[name])]
+    images = [name for name in header if any(map(is_image_name, values[name]))]
     known = _names(images or header, None, "image_path", _PATHS) or images
     if known:
         return known
