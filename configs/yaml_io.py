@@ -104,8 +104,12 @@ def read_recipe(path: Path, named_in: str = "") -> tuple[Values, dict[str, int]]
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: an invalid escape or %YAML version
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else path
-        problem = getattr(error, "problem", None) or first_line(error)
-        raise UserError(f"{place}: {problem}") from None
+        raise UserError(f"{place}: {_problem_of(error)}") from None
+
+
+def _problem_of(error: Exception) -> str:
+    problem = getattr(error, "problem", None) or first_line(error)
+    return f"{problem}; write a space after each colon" if problem == "found unexpected ':'" else problem
 
 
 def read_text(path: Path, named_in: str = "", suffix: str = ".yaml") -> str:
@@ -137,8 +141,7 @@ def parse_value(text: str, key: str = "") -> Any:
         node = _compose(text)
         return None if node is None else _construct(node, f"{key}.", {})
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        reason = getattr(error, "problem", type(error).__name__)
-        raise UserError(f"{shorten(text)} cannot be read as a value: {reason}") from None
+        raise UserError(f"{shorten(text)} cannot be read as a value: {_problem_of(error)}") from None
 
 
 def find_name(given: str, names: Sequence[str]) -> str:

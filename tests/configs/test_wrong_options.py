@@ -45,6 +45,7 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 -opts 'EVAL.OPERATING_POINT={class: a}' | {class: malignant, specificity: 0.95}
 -opts 'EVAL.OPERATING_POINT={class: a, specificity: 95}' | EVAL.OPERATING_POINT
 -opts 'MODEL.KWARGS={global_pool:avg}' | a space after the colon  # else the key global_pool:avg
+-opts 'MODEL.KWARGS={out_indices:[1,2]}' | a space after each colon
 -opts SEED | -opts SEED
 -opts 'DATA={BATCH_SIZE: 3, BATCH_SIZE: 4}' | BATCH_SIZE is given twice
 -opts 'DATA.IMAGENET_MEAN=[0.406, 0.456, 0.485]' | BGR
