@@ -16,7 +16,7 @@ from datasets.sources.corrections import correct
 from datasets.sources.folders.class_folders import read_images
 from datasets.sources.groups import group, warn_of_shared_groups
 from datasets.sources.listed.parquet import Parquet
-from datasets.sources.listing import forget_listings
+from datasets.sources.listing import forget_listings, name_like
 from datasets.sources.numbering import check_names, name_numbers, number, rename, take_classes
 from datasets.sources.rows import Rows, cut, read_rows
 from datasets.sources.samples import ImageFiles, Samples, listing_arrays
@@ -210,7 +210,9 @@ def unlabelled(path: str, data: Data, trained_root: str | None = None) -> Sample
     if os.path.isdir(path):
         return read_images(file)
     if not os.path.exists(path):
-        raise Unavailable(f"{path}: no such file or folder; give an image, a folder of images or a list")
+        raise Unavailable(
+            f"{path}: no such file or folder{name_like(file)}; give an image, a folder of images or a list"
+        )
     refuse_other_files(path)
     if file.suffix.lower() not in TABLE_SUFFIXES:
         return ImageFiles(file.parent, ["0"], listing_arrays(StringPacker([file.name])), has_class_names=False)

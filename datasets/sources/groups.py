@@ -16,7 +16,7 @@ import numpy as np
 
 from configs.schema import Data
 from configs.schema.data import problem_of_expression, properties_of
-from configs.yaml_io import shorten
+from configs.yaml_io import format_value, shorten
 from datasets.sources.class_names import list_names
 from datasets.sources.path_words import label_in, of_level
 from datasets.sources.rows import Rows
@@ -37,7 +37,7 @@ _COLUMN = re.compile(
     r"(participant|person|case|lesion|animal)[ _-]?(id|no|nr|number)",
     re.IGNORECASE,
 )
-_FEWEST = 5  # groups; fewer are categories
+FEWEST = 5  # groups; fewer are categories
 # Expressions of the cases in names of files: the first fields, fewest first; the text before the last number
 _FIELD, _MARK = r"[^/_.\s-]+", r"[_.\s-]+"
 _IN_NAMES = (
@@ -84,7 +84,7 @@ def package_groups(data: Data) -> str | None:
         table = open_for(folder / MEDIA, data)
         for name in ("eventID", "deploymentID"):
             values = [*table.column(name)]
-            if _FEWEST <= len({*values}) < len(values):
+            if FEWEST <= len({*values}) < len(values):
                 return name
     return None
 
@@ -119,7 +119,7 @@ def _are_groups(rows: Counter[tuple[str, str]]) -> bool:
     """Whether values recur, and each class has several. rows: of each value in each class."""
     values = {value for value, _ in rows}
     classes = {label for _, label in rows}
-    are_several = _FEWEST <= len(values) < rows.total() and len(rows) >= 2 * len(classes)
+    are_several = FEWEST <= len(values) < rows.total() and len(rows) >= 2 * len(classes)
     return are_several and "" not in values  # each image needs a group
 
 
@@ -132,15 +132,15 @@ def _cases_in_folders(listing: ImageFiles) -> list[Note]:
     if not option:
         return []
     cases = {(label_in(option.partition("=")[2], path), path.partition("/")[0]) for path in paths}
-    if len(dict(cases)) < len(cases):  # some are in several classes, as magnifications
+    if len(dict(cases)) < min(len(cases), FEWEST):  # a few are in several classes, as magnifications
         return []
     text = f"{len(cases)} folders with numbers in the class folders, such as {shorten(min(cases)[0])}"
     return [Note("screen", f"{listing.root}: {text}; to keep the images of each in one split: -opts {quote(option)}")]
 
 
-def case_folders(paths: Sequence[str], of_labels: int) -> str:
+def case_folders(paths: Sequence[str], of_labels: int, fewest: int = 2) -> str:
     """DATA.GROUPS: the level of folders with most names, if all have numbers, as of patients; '' without one."""
-    best = (2, "")
+    best = (fewest, "")
     for level, names in enumerate(map(set, zip(*(path.split("/")[:-1] for path in paths), strict=False))):
         if level != of_labels and all(map(IDENTIFIER.search, names)) and len(names) <= len(paths) / 2:
             best = max(best, (len(names), of_level(level)))
@@ -173,7 +173,7 @@ def _are_cases(stems: Sequence[str], spans: Sequence[tuple[int, int]], classes: 
     sizes, number = Counter(zip(classes, cases, strict=False)), len(cases)
     have_numbers = 2 * sum(re.search(r"\d", case) is not None for case in cases) > number
     have_several = 2 * sum(size > 1 for size in sizes.values()) > len(sizes)
-    in_classes = len({*cases}) >= _FEWEST and len(sizes) >= 2 * len({label for label, _ in sizes})
+    in_classes = len({*cases}) >= FEWEST and len(sizes) >= 2 * len({label for label, _ in sizes})
     recur = 2 * sum(map(bool, rests)) > number and len({*rests}) < 0.9 * number
     return have_numbers and have_several and in_classes and recur
 
@@ -204,8 +204,9 @@ def group(rows: Rows, wanted: Wanted) -> Rows:
                         f"{len(missing)} of {len(groups)} images have no group, such as {samples.location(missing[0])}"
                     )
                     raise UserError(
-                        f"DATA.GROUPS {shorten(data.groups)}: {images}; "
-                        "write one into the column, the table path,group or the .json, or correct the expression"
+                        f"DATA.GROUPS {format_value(data.groups)}: {images}; write one into the column, the table "
+                        "path,group or the .json, or correct the expression, which is searched in "
+                        f"{shorten(samples.names_for_split[missing[0]])}"
                     )
                 splits[split] = samples.with_arrays(**to_arrays(groups, "groups"))
         except UserError as error:  # DATA.GROUPS may be of the training

@@ -2,7 +2,12 @@
 
 import os
 import time
+from contextlib import suppress
 from functools import cache
+from itertools import chain
+from pathlib import Path
+
+from utils.errors import did_you_mean
 
 Names = tuple[list[str], list[str]]  # of the folders in a folder, and of its other files
 _SETTLED_SECONDS = 2  # a folder that has just changed may change again within the resolution of its time
@@ -18,6 +23,15 @@ def list_directory(path: str | os.PathLike[str]) -> Names:
     find = _joined_names if is_settled else _joined_names.__wrapped__
     folders, files = (kind.split("\0") if kind else [] for kind in find(os.fspath(path), changed))
     return folders, files
+
+
+def name_like(path: Path) -> str:
+    """The end of an error about a path: if it is not there, the most similar name in its folder; else ''."""
+    hint = ""
+    with suppress(OSError):
+        if not path.exists():
+            hint = did_you_mean(path.name, chain(*list_directory(path.parent)))
+    return hint
 
 
 @cache

@@ -18,7 +18,7 @@ import numpy as np
 
 from configs.schema import Data
 from configs.schema.data import properties_of
-from configs.yaml_io import shorten
+from configs.yaml_io import format_value, shorten
 from datasets.sources.class_names import list_names
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_nfc
 from utils.notes import Note
@@ -267,9 +267,9 @@ def _find_trained(known: RunSplit, hashes: np.ndarray, is_val: np.ndarray) -> np
 def _problem_of_groups(given: str | None, folds: int, groups: PackedStrings, number: int) -> str | None:
     """given: DATA.GROUPS. number: of groups."""
     if number == 1:
-        return f"DATA.GROUPS {shorten(given)}: all images are of one group, such as {shorten(groups[0])}"
+        return f"DATA.GROUPS {format_value(given)}: all images are of one group, such as {shorten(groups[0])}"
     if number == len(groups):
-        return f"DATA.GROUPS {shorten(given)}: each image is a group of its own, such as {shorten(groups[0])}"
+        return f"DATA.GROUPS {format_value(given)}: each image is a group of its own, such as {shorten(groups[0])}"
     if number < folds:
         return f"DATA.FOLDS {folds}: more than the {number} groups; set at most {number}"
     return None
@@ -356,14 +356,14 @@ def _cut_folds(classes: np.ndarray, folds: int) -> np.ndarray:
 
     Of a class of n units in the order of their hashes, fold i of k begins at (i n + label) // k, the label modulo k:
     the folds of a class differ by at most one unit, and classes of one size have the larger fold in turn. One unit more
-    moves at most one unit across each boundary of folds. Where this leaves a fold less than three quarters of its
-    units, as of few groups, the units, sorted by class, go to the folds in turn.
+    moves at most one unit across each boundary of folds. Where this leaves a fold half of its units or fewer, as of few
+    groups, the units, sorted by class, go to the folds in turn.
 
     classes: of the units in the order of their hashes, int64 (U,).
     """
     place, sizes = places_in_classes(classes)
     fold_of = ((place + 1) * folds - classes % folds - 1) // sizes
-    if 4 * np.bincount(fold_of, minlength=folds).min() < 3 * (len(classes) // folds):
+    if 2 * np.bincount(fold_of, minlength=folds).min() <= len(classes) // folds:
         fold_of[np.argsort(classes, kind="stable")] = np.arange(len(classes)) % folds
     return fold_of
 

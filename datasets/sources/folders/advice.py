@@ -19,7 +19,7 @@ from datasets.decoding.images import is_image_name
 from datasets.sources.class_names import list_names
 from datasets.sources.folders.class_folders import FoundFiles, Levels
 from datasets.sources.folders.labels import by_split, is_mask, without_masks
-from datasets.sources.groups import IDENTIFIER, case_folders
+from datasets.sources.groups import FEWEST, IDENTIFIER, case_folders
 from datasets.sources.listed.lists import known_labels, one_per_image, refuse_several_labels, table_file
 from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES, label_in, of_level, word_in
@@ -271,7 +271,8 @@ def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path],
         advice = advise_labels(given) or advice
     advice = advice or advise_labels(given) or _other_data(root, images)
     if len(names) > 1 and not (trainings or {*map(str.lower, names)} <= SPLIT_NAMES.keys()):
-        advice += "; if each folder is a class, -opts DATA.CLASS_FOLDERS=true"
+        options = filter(None, ["DATA.CLASS_FOLDERS=true", case_folders(images, 0, FEWEST)])
+        advice += f"; if each of these folders is a class, -opts {' '.join(map(quote, options))}"
     return UserError(f"{root}: {problem}: {list_names(names, _MAX_SHOWN) or 'no images in folders'}; {advice}")
 
 
@@ -330,7 +331,7 @@ def _other_data(root: Path, images: Sequence[str]) -> str:
     lists = [path for path in files_beside(root) if names_images(path, stems) or re.search(WORKBOOK, path.name)]
     lists = lists or [*islice(root.rglob("*.json"), 1)]  # of a single image
     fix = (
-        "put the images of each class into a folder (docs/data.md#labels-of-folders); "
+        "move the images of each class into one folder (docs/data.md#labels-of-folders); "
         "-dataset=torchvision/NAME reads public data sets"
     )
     if not lists:

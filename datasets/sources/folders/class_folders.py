@@ -19,7 +19,7 @@ from datasets.decoding.images import (
     missing_decoder,
 )
 from datasets.sources.class_names import positions
-from datasets.sources.listing import Names, list_directory
+from datasets.sources.listing import Names, list_directory, name_like
 from datasets.sources.samples import ImageFiles, is_broken_link, listing_arrays
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from utils.errors import MAX_SHOWN, Finding, UserError, did_you_mean, error_from, raise_problems
@@ -207,8 +207,9 @@ class FoundFiles:
             try:
                 folders, files = list_directory(path)
             except OSError as error:
+                problem = f"cannot be listed ({error.strerror}){name_like(Path(path))}"
                 fix = "give a folder that can be read (-data_path)"
-                self.findings.append(error_from(error, f"{error.filename}: cannot be listed ({error.strerror}); {fix}"))
+                self.findings.append(error_from(error, f"{error.filename}: {problem}; {fix}"))
                 continue
             resolved = Path(path).resolve()
             if resolved in visited:

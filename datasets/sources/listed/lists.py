@@ -19,7 +19,7 @@ from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.sources.class_names import list_names, positions
 from datasets.sources.groups import suggest_groups
-from datasets.sources.listing import list_directory
+from datasets.sources.listing import list_directory, name_like
 from datasets.sources.path_words import SPLIT_NAMES
 from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arrays
 from datasets.sources.source import Source, Wanted, without_labels
@@ -134,7 +134,7 @@ class Lists(Tables):
         if root.is_file():
             raise UserError(f"{root}: is a file; give {needed}, or a table ({', '.join(TABLE_SUFFIXES)})")
         if not any(root.glob("*")):  # perhaps a disk that is not mounted yet
-            problem = "is empty" if root.is_dir() else "no such folder"
+            problem = "is empty" if root.is_dir() else f"no such folder{name_like(root)}"
             raise Unavailable(f"{root}: {problem}; give class folders, {needed} (-data_path)")
         files = {split: root / f"{split}_list.txt" for split in ("train", "val", "test")}
         return {split: TextList(file) for split, file in files.items() if split != "test" or file.exists()}

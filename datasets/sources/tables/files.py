@@ -18,6 +18,7 @@ from zipfile import is_zipfile
 
 from datasets.decoding.images import IMAGE_EXTENSIONS
 from datasets.sources.class_names import list_names
+from datasets.sources.listing import name_like
 from datasets.sources.tables.cells import UNKNOWN_MARK, UNREAD, CellValues
 from utils.errors import UserError, error_from
 from utils.files import open_regular_file
@@ -43,7 +44,7 @@ def read_lines(file: Path, encoding: str = "utf-8-sig", errors: str = "surrogate
             yield from lines
     except OSError as error:
         fix = "check the path, DATA.DATA_PATH and DATA.DATASET"
-        raise error_from(error, f"{file}: cannot be read ({error.strerror}); {fix}") from error
+        raise error_from(error, f"{file}: cannot be read ({error.strerror}){name_like(file)}; {fix}") from error
 
 
 @dataclass(frozen=True)

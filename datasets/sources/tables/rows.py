@@ -11,7 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from configs.schema import Data
-from configs.yaml_io import shorten
+from configs.yaml_io import format_value, shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.listing import list_directory
 from datasets.sources.path_words import MASK, label_in, split_of, split_of_images, word_in
@@ -91,7 +91,8 @@ class Rows:
         if self.labels:
             label = label_in(self.labels, path)
             if not label:
-                self.add_finding(line, f"DATA.LABELS {shorten(self.labels)} does not match {shorten(path)}; correct it")
+                text = f"DATA.LABELS {format_value(self.labels)} does not match {shorten(path)}; correct it"
+                self.add_finding(line, text)
                 return
             target = [label]
         self.paths.add(path)

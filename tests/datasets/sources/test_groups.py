@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import CPU, each_row, refused, told
+from conftest import CPU, each_row, line_of, refused, told
 from source_helpers import groups_apart, options, read_splits, tree, typed, write_table
 
 from datasets.reading import read_data
@@ -135,6 +135,23 @@ def test_a_column_with_parentheses_is_a_column(name, tmp_path):
     for wrong in ("(p", r"\(p"):
         with refused(r"DATA\.GROUPS"):
             read_splits(options(tmp_path, dataset="csv", groups=wrong))
+
+
+@pytest.mark.parametrize("folders, number", [("P{1,2,3,4,5,6}", 6), ("{40X,100X,200X,400X}", 0)])
+def test_folders_in_each_class_folder_are_groups_as_plates_are_unless_they_are_few(folders, number, tmp_path):
+    given = options(tree(tmp_path / "R", f"{{ill,well}}/{folders}"), dataset="folder")
+    asked = typed(line_of(read_splits, given), given)[-1]
+    train, val = read_splits(asked)
+    assert train.class_names == ["ill", "well"]
+    assert (len({*train.groups}) + len({*val.groups}) if train.groups else 0) == number
+    alone = read_splits(asked.changed(groups=None))[0].notes
+    assert [one.groups for note in told(alone, "DATA.GROUPS", "screen") for one in typed(note, given)] == (
+        [asked.groups] if number else []
+    )
+    below = options(tmp_path / "R/ill", dataset="folder", class_folders=True, groups=r"/(P\d+)/")
+    message = line_of(read_splits, below)  # the expression as it was typed, and a path in which it is searched
+    assert r"DATA.GROUPS /(P\d+)/:" in message
+    assert re.search(r" '[P\d]+X?/0\.jpg'$", message)
 
 
 GROUPED = [f"DSC{image:03}.jpg" for image in range(120)]

@@ -121,6 +121,15 @@ def test_class_folders_have_no_other_root_of_images(tmp_path, cpu):
         read_samples(options(tmp_path, dataset="csv", image_root=str(tmp_path / "cat")), None, cpu, "train")
 
 
+def test_a_misspelt_path_is_named(tmp_path, cpu):
+    (tmp_path / "shapes").mkdir()
+    write(tmp_path / "labels.csv", "path,label\n")
+    for dataset, name, known in (("folder", "shape", "shapes"), ("csv", "lables.csv", "labels.csv")):
+        assert f"did you mean {known}?" in line_of(read, dataset, tmp_path / name, cpu)
+        assert f"did you mean {known}?" in line_of(unlabelled, str(tmp_path / name), Data())
+    assert "did you mean" not in line_of(read, "csv", tmp_path / "shapes", cpu)
+
+
 @pytest.mark.parametrize("dataset", [name for name in DATA_SETS if name not in ("digits", "fake") and "/" not in name])
 def test_a_missing_folder(dataset, tmp_path, cpu):
     gone = options(tmp_path / "gone", dataset=dataset)
