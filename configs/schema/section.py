@@ -17,7 +17,7 @@ def as_tuple(value: Any) -> Any:
     return tuple(map(as_tuple, value)) if isinstance(value, list) else value
 
 
-def without(values: Values, keys: Collection[Any]) -> Values:
+def without(values: Mapping[str, Any], keys: Collection[Any]) -> Values:
     """The values of the other keys."""
     return {key: value for key, value in values.items() if key not in keys}
 

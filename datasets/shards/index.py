@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from configs.schema.section import without
 from datasets.shards.records import Label, Record, is_class_name
 from datasets.sources.class_names import positions
 from datasets.sources.samples import MAX_FILE_BYTES
@@ -102,7 +103,7 @@ class Index:
     def select(self, rows: np.ndarray) -> "Index":
         """The index of the images at `rows`, (M,), sorted, and of the shards that contain one of them."""
         used, counts = np.unique(self.shard_of[rows], return_counts=True)
-        of_images = {name: values for name, values in self.arrays.items() if name != "ends"}
+        of_images = without(self.arrays, ("ends",))
         arrays = select_rows(of_images, rows) | {"ends": np.cumsum(counts)}
         return replace(self, shards=[self.shards[shard] for shard in used], arrays=arrays)
 
