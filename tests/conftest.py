@@ -11,7 +11,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
+from importlib.metadata import distributions
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from configs import parts
 from configs.batch_plan import plan_batches
-from configs.command_line import parse_command_line
+from configs.command_line import Command, parse_command_line
 from configs.schema import Config, Data, Train
 from configs.yaml_io import parse_value
 from datasets.batch import Batch
@@ -33,6 +35,7 @@ from datasets.reading import read_data
 from datasets.sources.samples import Samples
 from datasets.sources.source import Wanted
 from datasets.transforms.host import HostTransform
+from engine.run import folder as folder_of_run
 from utils.device import use_deterministic_algorithms
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -99,8 +102,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.freeze()
     gc.set_threshold(20_000, 20)
+    folder_of_run.distributions = functools.cache(_distributions)  # each run would parse the metadata of ten packages
     if datasets := sys.modules.get("sklearn.datasets"):
         datasets.load_digits = functools.cache(datasets.load_digits)  # each run would read its text file twice
+
+
+def _distributions(name: str) -> list[Any]:
+    return [SimpleNamespace(version=package.version) for package in distributions(name=name)]
 
 
 class _Module(pytest.Module):
@@ -455,15 +463,10 @@ def train(argv: list[str], context: ProcessContext = CPU, pictures: bool = False
 
     Without `pictures`, it is the run of `without_pictures`.
     """
-    from engine.commands.run import run
-
     command = parse_command_line(argv)
     root = Path(command.config.save)
     before = run_folders(root)
-    with pytest.MonkeyPatch.context() as patch:
-        if not pictures:
-            _skip_pictures(patch)
-        run(command, context)
+    _run(command, context, pictures)
     if command.config.model.resume == "auto":
         return only_run(root)
     if command.config.model.resume:
@@ -473,16 +476,23 @@ def train(argv: list[str], context: ProcessContext = CPU, pictures: bool = False
     return folder
 
 
-def run_here(*argv: str) -> int:
-    """Runs a command line in this process, on the CPU; returns the exit status."""
+def run_here(*argv: str, pictures: bool = False) -> int:
+    """Runs a command line in this process, on the CPU, as `train`; returns the exit status."""
+    return _run(parse_command_line([*argv]), CPU, pictures)
+
+
+def _run(command: Command, context: ProcessContext, pictures: bool) -> int:
     from engine.commands.run import run
 
-    return run(parse_command_line([*argv]), CPU)
+    with pytest.MonkeyPatch.context() as patch:
+        if not pictures:
+            _skip_pictures(patch)
+        return run(command, context)
 
 
-def evaluate(output: Path, *argv: str) -> Path:
+def evaluate(output: Path, *argv: str, pictures: bool = False) -> Path:
     """Evaluates in this process, on the CPU, and returns the folder in `output`."""
-    run_here("-eval", *argv, f"-output={output}")
+    run_here("-eval", *argv, f"-output={output}", pictures=pictures)
     return only_run(output, "eval")
 
 

@@ -77,7 +77,8 @@ def test_weights_of_before_are_evaluated_from_their_run_alone_and_exported(commi
     layers.set("DATA.GREY_RANGE", "auto")
     (run / "config.yaml").write_text(write_yaml(layers.values))
     for name, weights in exports.items():
-        assert_figures(evaluate(tmp_path / name, f"-pretrained={weights}", "-dataset=digits"), commit)
+        folder = evaluate(tmp_path / name, f"-pretrained={weights}", "-dataset=digits", pictures=True)
+        assert_figures(folder, commit)
     (run / "config.yaml").write_text(options)
     given = evaluate(tmp_path / "given", f"-cfg={run / 'config.yaml'}", f"-pretrained={run / 'last.pth'}")
     assert_figures(given, commit)

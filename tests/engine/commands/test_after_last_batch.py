@@ -39,7 +39,8 @@ def test_an_evaluation_makes_a_pass_per_map_of_its_page_and_syncs_no_picture(
     """Besides its tables (with the scores), `tables.json` and `summary.json`, the record is synced: four times, and
     twice with the digest of `images.csv.gz`, which is synced, too.
     """
-    assert run_here("-eval", f"-resume={trained_digits()}", f"-output={tmp_path}", "-num_workers=0") == 0
+    words = ["-eval", f"-resume={trained_digits()}", f"-output={tmp_path}", "-num_workers=0"]
+    assert run_here(*words, pictures=True) == 0
     folder = only_run(tmp_path, "eval")
     pictures = folder / EVALUATION / PICTURES
     tables = [path for path in pictures.parent.iterdir() if path.is_file()]
@@ -52,6 +53,6 @@ def test_an_evaluation_makes_a_pass_per_map_of_its_page_and_syncs_no_picture(
 
 def test_a_prediction_makes_no_pass_and_syncs_its_table(after_last_batch, trained_digits, tmp_path):
     words = ["-predict", f"-resume={trained_digits()}", f"-output={tmp_path / 'out'}", "-num_workers=0"]
-    assert run_here(*words) == 0
+    assert run_here(*words, pictures=True) == 0
     assert after_last_batch["batches"] > 0
     assert (after_last_batch["passes"], after_last_batch["syncs"]) == (0, 1)

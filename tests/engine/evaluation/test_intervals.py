@@ -196,7 +196,7 @@ def test_the_ranked_blocks_have_the_figures_of_the_samples_outside_them(seed, mo
 
 def test_the_interval_of_many_labels_ranks_them_once_in_12_bytes_a_score(monkeypatch):
     generator = np.random.default_rng(0)
-    shape = (1000, 1000)
+    shape = (1000, 400)
     targets = (generator.random(shape) < 0.003).astype(np.int8)
     results = results_of_scores(targets, generator.standard_normal(shape, np.float32))  # a quarter is predicted
     rank = Mock(wraps=results_of_samples.rank_samples)

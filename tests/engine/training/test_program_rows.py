@@ -111,7 +111,7 @@ distillation | kd-model-name test_resnet; kd-temperature 1 or 2
 average | model-ema
 average | model-ema; model-ema-decay 0.9 or 0.99
 average | model-ema; model-ema-warmup
-model | model vit_base_patch16_224 or resnet50 or swin_tiny_patch4_window7_224
+model | img-size 160; model test_vit or test_resnet or test_convnext
 model | img-size 160; model test_vit; num-classes 5 or 7
 model | img-size 160; model test_resnet; gp avg or max
 model | img-size 160; model test_vit; drop 0.1 or 0.2
@@ -146,7 +146,7 @@ mixing | mixup-alpha 0.2 or 0.8
 mixing | cutmix-alpha 0.2 or 1
 mixing | mixup-alpha 0.2; cutmix-alpha 0.2 or 1
 loss | label-smoothing 0.1 or 0.3
-model | model vit_base_patch16_224 or resnet50 or swin_tiny_patch4_window7_224
+model | model test_resnet or test_convnext or test_efficientnet
 """,
 }
 # What a run reads, writes and logs, how fast it is, on how many processes; its precision. Repeats: test_order.py

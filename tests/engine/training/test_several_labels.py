@@ -44,7 +44,7 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, tmp_path):
     best = load_checkpoint(folder / "best.pth")["best"]
     assert best.keys() == {metric.name for metric in metrics_of(True)} | {"epoch"}
     assert result["test"]["samples"] == 19
-    evaluated = evaluate(tmp_path / "eval", f"-resume={folder}")  # takes the best checkpoint
+    evaluated = evaluate(tmp_path / "eval", f"-resume={folder}", pictures=True)  # takes the best checkpoint
     again = read_result(evaluated)
     assert again["mean_ap"] == pytest.approx(max(scores))
     assert again["macro_f1"] == pytest.approx(result["macro_f1"])

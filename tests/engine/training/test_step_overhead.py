@@ -25,7 +25,7 @@ from models.weights.fit import Fitted
 from utils.torch_compat import tree_leaves
 
 VIT = [
-    "MODEL.EMBED_DIM=64", "MODEL.DEPTH=3", "MODEL.NUM_HEADS=2", "MODEL.NUM_CLASSES=10", "DATA.IMAGE_SIZE=32",
+    "MODEL.EMBED_DIM=64", "MODEL.DEPTH=2", "MODEL.NUM_HEADS=2", "MODEL.NUM_CLASSES=10", "DATA.IMAGE_SIZE=32",
     "DATA.BATCH_SIZE=4", "TRAIN.GRAD_CLIP=1.0", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=true",
 ]  # fmt: skip
 AUGMENTATION = [
