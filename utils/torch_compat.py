@@ -115,6 +115,36 @@ class WithoutValues(TorchDispatchMode):
         return arguments[0] if op.overloadpacket in _OF_VALUES else op(*arguments, **(keywords or {}))
 
 
+_PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm}
+
+
+class ProductCounter(TorchDispatchMode):
+    """The context of a forward pass that counts the FLOPs of products and convolutions, and those of their gradients.
+
+    A multiply-add counts as two. torch's own counter imports Triton, and runs the backward pass, too.
+
+    Raises NotImplementedError: an op has products that it does not show.
+    """
+
+    flops = 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        result = op(*arguments, **(keywords or {}))
+        products = 0
+        operands = arguments[:2]
+        if op.overloadpacket in _PRODUCTS:
+            operands = arguments[-2:]
+            products = result.numel() * operands[1].shape[-2]
+        elif op.overloadpacket == torch.ops.aten.convolution:
+            is_transposed = arguments[6]
+            products = (operands[0] if is_transposed else result).numel() * operands[1][0].numel()
+        elif op.overloadpacket == torch.ops.aten.mkldnn_rnn_layer:
+            raise NotImplementedError
+        if products:
+            self.flops += 2 * products * (1 + sum(operand.requires_grad for operand in operands))
+        return result
+
+
 def base_of(tensor: Tensor) -> Tensor:
     """The tensor of which this one is a view, else the tensor itself."""
     return tensor if tensor._base is None else tensor._base
@@ -153,7 +183,7 @@ def import_dynamo_late() -> None:
 def _disable(function: Any = None, *arguments: Any, **keywords: Any) -> Any:
     """`torch._dynamo.disable`: no block calls the functions of these packages; a plugin's function may be compiled."""
     package, _, _ = getattr(function, "__module__", "").partition(".")
-    if package in ("torch", "torchvision", "timm"):
+    if package in ("torch", "torchvision", "timm", "utils"):
         return function
     return _import_dynamo().disable(function, *arguments, **keywords)
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import yaml
@@ -35,6 +35,7 @@ from engine.run.record import RunRecord
 from models.kernels import EXPLICIT, use_attention
 from utils.distributed import ProcessContext
 from utils.notes import Note
+from utils.torch_compat import ProductCounter
 
 
 class Phase(StrEnum):
@@ -243,8 +244,8 @@ def peak_flops_per_second(device_name: str, dtype: torch.dtype, tf32: bool) -> f
 def describe_model(model: nn.Module, data: Data, dtype: torch.dtype, tf32: bool, context: ProcessContext) -> Model:
     """Counts parameters and FLOPs, and looks up the peak of the devices. dtype, tf32: as `peak_flops_per_second`."""
     try:
-        flops = flops_per_image(model, data)
-    except Exception:  # a model may do anything that tensors without memory do not support
+        flops = flops_per_image(model, data, device="cpu" if context.device.type == "cpu" else "meta")
+    except Exception:  # a model may do anything that tensors without memory, or one image, do not support
         flops = None
     peak = None
     if context.device.type == "cuda":
@@ -260,48 +261,36 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
     return sum(map(torch.numel, parameters)), sum(trainable)
 
 
-def flops_per_image(model: nn.Module, data: Data, trains: bool = True) -> int:
+def flops_per_image(model: nn.Module, data: Data, trains: bool = True, device: str = "meta") -> int:
     """FLOPs of the forward and, if it `trains`, of the backward pass. Frozen parameters have no weight gradients.
 
-    A copy on the meta device runs, with explicit attention and without gradient checkpointing: recomputed values do not
-    count as model FLOPs; torch would count the ones of fused attention and checkpointing.
+    A copy without memory runs, with explicit attention and without gradient checkpointing: recomputed values do not
+    count as model FLOPs. device: torch imports sympy (40 MB) for "meta"; on "cpu" the pass takes the time of an image.
     """
-    from torch.utils.flop_counter import FlopCounterMode  # late: it imports Triton
-
-    images = torch.empty((1, *data.image_shape), device="meta")
-    meta_model = copy_to_meta(model)
-    if not trains:  # not by `no_grad`: torch's counter fails on views of parameters, such as an expanded class token
-        meta_model.requires_grad_(False)
-    use_attention(meta_model, EXPLICIT)
-    checkpointed: list[Any] = [module for module in meta_model.modules() if hasattr(module, "grad_checkpointing")]
-    for module in checkpointed:
-        module.grad_checkpointing = False
-    counter = FlopCounterMode(
-        display=False, custom_mapping={torch.ops.aten.convolution_backward: _convolution_backward_flops}
-    )
+    counted = copy_to_meta(model, device)
+    if not trains:
+        counted.requires_grad_(False)
+    use_attention(counted, EXPLICIT)
+    for module in counted.modules():
+        vars(module)["grad_checkpointing"] = False
+    counter = ProductCounter()  # type: ignore[no-untyped-call]
     with counter, sdpa_kernel(SDPBackend.MATH):
-        logits = meta_model(images)
-        if logits.requires_grad:
-            logits.sum().backward()
-    return counter.get_total_flops()
+        counted(torch.zeros((1, *data.image_shape), device=device))
+    return counter.flops
 
 
-def copy_to_meta(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode whose tensors have no memory; the model itself stays as it is."""
+def copy_to_meta(model: nn.Module, device: str = "meta") -> nn.Module:
+    """A copy in evaluation mode whose tensors have no memory: on another `device` they are views of one zero.
+
+    The model itself stays as it is.
+    """
+
+    def without_memory(tensor: Tensor) -> Tensor:
+        return torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+
     memo: dict[int, Tensor] = {}
     for parameter in model.parameters():
-        values = torch.empty_like(parameter, device="meta")
-        memo[id(parameter)] = nn.Parameter(values, requires_grad=parameter.requires_grad)
+        memo[id(parameter)] = nn.Parameter(without_memory(parameter), requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
-        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+        memo[id(buffer)] = without_memory(buffer)
     return copy.deepcopy(model, memo).eval()
-
-
-def _convolution_backward_flops(
-    grad: list[int], images: list[int], weight: list[int], *others: Any, out_shape: object
-) -> int:
-    """Each required gradient costs as much as the forward pass. torch's own formula ignores groups (depthwise)."""
-    from torch.utils.flop_counter import conv_flop_count
-
-    transposed, output_mask = others[4], others[7]
-    return conv_flop_count(images, weight, grad, transposed) * (output_mask[0] + output_mask[1])

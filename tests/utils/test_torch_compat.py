@@ -68,6 +68,11 @@ for kind in (torch.optim.AdamW, torch.optim.SGD, NAdamW):
     optimizer.load_state_dict(optimizer.state_dict())
     optimizer.step()
     optimizer.zero_grad(set_to_none=False)
+with torch.device("meta"), torch_compat.WithoutValues():
+    torch.nn.Linear(2, 2)
+with torch_compat.ProductCounter() as counter:
+    torch.nn.Linear(2, 2)(torch.zeros(1, 2))
+assert counter.flops == 2 * 2 * 4
 assert not torch_compat.can_have_compiled() and "torch._dynamo.eval_frame" not in sys.modules
 
 def compiles():

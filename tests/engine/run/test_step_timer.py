@@ -4,12 +4,15 @@ is slower than the others is found with its cause, once."""
 import math
 from collections import deque
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import timm
 import torch
 from conftest import cells_of, config_for, each_value, model_for, train
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import flop_counter
 
 from configs.schema import Data
 from datasets.batch import Batch
@@ -17,6 +20,7 @@ from engine.run.cost import (
     FORWARD_PASS,
     LOADING,
     SlowRanks,
+    copy_to_meta,
     describe_model,
     flops_per_image,
     peak_flops_per_second,
@@ -24,6 +28,7 @@ from engine.run.cost import (
 )
 from engine.run.facts import Model
 from engine.run.record import RUN, RunRecord
+from models.kernels import EXPLICIT, use_attention
 from utils.distributed import ProcessContext
 from utils.files import read_json
 from utils.tables import read_rows
@@ -244,6 +249,37 @@ def test_grouped_convolutions_are_counted_per_group():
     assert flops_per_image(model, options.data) == 3 * flops_per_image(model, options.data, trains=False) - stem
 
 
+@pytest.mark.parametrize("name", ["CaiT", "CoaT", "HaloNet", "SwinTransformer"])
+def test_flops_are_those_of_torchs_counter(name):
+    """On both devices, and with a frozen first half. torch ignores the groups in the gradients of a convolution."""
+
+    def of_gradients(grad, images, weight, *others, out_shape):
+        forward = flop_counter.conv_flop_count(images, weight, grad, others[4])
+        return forward * sum(others[7][:2])
+
+    options = config_for(f"-cfg=tests/fixtures/families/{name}/model.yaml")
+    model, _ = model_for(options)
+    parameters = [*model.parameters()]
+    for parameter in parameters[: len(parameters) // 2]:
+        parameter.requires_grad_(False)
+    copied = copy_to_meta(model)
+    use_attention(copied, EXPLICIT)
+    mapping = {torch.ops.aten.convolution_backward: of_gradients}
+    with flop_counter.FlopCounterMode(display=False, custom_mapping=mapping) as counter, sdpa_kernel(SDPBackend.MATH):
+        copied(torch.empty((1, *options.data.image_shape), device="meta")).sum().backward()
+    for device in ("meta", "cpu"):
+        assert flops_per_image(model, options.data, device=device) == counter.get_total_flops()
+
+
+def test_a_recurrent_layer_that_is_one_op_on_a_cpu_is_not_counted_as_nothing():
+    model = torch.nn.LSTM(8, 4)
+    images = SimpleNamespace(image_shape=(8, 8))
+    assert flops_per_image(model, images, trains=False) == 2 * 8 * 4 * (8 + 4) * 4  # 8 rows, 4 gates
+    if torch.backends.mkldnn.is_available():
+        with pytest.raises(NotImplementedError):
+            flops_per_image(model, images, device="cpu")
+
+
 def test_a_view_of_the_class_token_that_is_passed_to_a_module_is_counted():
     options = config_for("-cfg=tests/fixtures/families/CaiT/model.yaml")
     model, _ = model_for(options)
@@ -299,11 +335,11 @@ def test_peak_is_the_sum_over_all_gpus(monkeypatch, name, peak):
 
 
 def test_model_without_flop_count_has_no_rates(cpu):
-    class ReadsValues(torch.nn.Module):
+    class OfTwoImages(torch.nn.Module):
         def forward(self, images):
-            return images * images.sum().item()
+            return images * images[1]
 
-    model = describe_model(ReadsValues(), DATA, torch.float32, False, cpu)
+    model = describe_model(OfTwoImages(), DATA, torch.float32, False, cpu)
     assert model == Model(0, None, None, 0)
     assert model.utilization(10) is None
     assert model.rates(10) == []

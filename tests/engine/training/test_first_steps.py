@@ -97,8 +97,8 @@ LOADED_LATE = (
     "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "transformers", "triton", "wandb",
 )  # fmt: skip
 UNUSED = (  # up to the end
-    "boto3", "botocore", "fsspec", "mlflow", "pandas", "pyarrow", "scipy", "sklearn", "trackio", "transformers",
-    "wandb",
+    "boto3", "botocore", "fsspec", "mlflow", "pandas", "pyarrow", "scipy", "sklearn", "sympy", "trackio",
+    "transformers", "triton", "wandb",
 )  # fmt: skip
 AT_FIRST_LOSS = f"""
 import atexit, gc, sys
