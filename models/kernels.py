@@ -1,5 +1,5 @@
 """Which kernels compute a model: attention (torch's fused kernels, or the explicit softmax(q k^T) v), the memory format
-of convolutions, folded batch norms, and dropout with fast mask generation on a CPU.
+of convolutions, folded batch norms, tokens that nothing reads, and dropout with fast mask generation on a CPU.
 """
 
 import copy
@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from timm.layers import Attention
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils.fusion import fuse_conv_bn_eval
@@ -110,6 +111,19 @@ def fold_batch_norms(model: nn.Module, images: Tensor) -> nn.Module:
             norm.forward = nn.Sequential(*norm.children()).forward  # timm's have their activation
         difference = (folded(images) - logits).abs().max()
     return folded if difference <= 1e-4 * logits.abs().max() else model
+
+
+def skip_unread_tokens(model: nn.Module) -> None:
+    """Lets the last block of timm's ViT compute its projection and its MLP for the class token alone, if that is read.
+
+    The block adds their one row to all tokens.
+    """
+    if type(model) is VisionTransformer and getattr(model, "pooled_tokens", model.global_pool) == "token":
+        last = model.blocks[-1]
+        if isinstance(last, Block):
+            layers: tuple[Any, ...] = (last.attn.proj, last.mlp)
+            for layer in layers:
+                layer.register_forward_pre_hook(lambda layer, inputs: inputs[0][:, :1])
 
 
 class FastDropout(nn.Dropout):

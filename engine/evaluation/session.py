@@ -34,7 +34,15 @@ from engine.run.facts import Devices
 from engine.run.folder import record_environment
 from engine.run.log import RunLogger
 from models.build import build_model
-from models.kernels import AUTO, EXPLICIT, fold_batch_norms, fuse_plain_attention, prepare_convolutions, use_attention
+from models.kernels import (
+    AUTO,
+    EXPLICIT,
+    fold_batch_norms,
+    fuse_plain_attention,
+    prepare_convolutions,
+    skip_unread_tokens,
+    use_attention,
+)
 from models.weights.choose import EVALUATE, Purpose
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -164,15 +172,18 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
         evaluator = replace(evaluator, class_mask=torch.from_numpy(plan.class_mask).to(context.device))
     point = _operating_point(command, plan, evaluator.point, logger)
     evaluator = replace(evaluator, merged=plan.merged, point=point)
-    session = EvaluationSession(plan, _fast_model(built, plan), evaluator, meta_model=copy_to_meta(built.fp32))
+    meta_model = copy_to_meta(built.fp32)
+    session = EvaluationSession(plan, _fast_model(built, plan), evaluator, meta_model)
     return _mean_session(command, session, others) if command.runs else session
 
 
 def _fast_model(built: EvalModel, plan: EvaluationPlan) -> nn.Module:
-    """`compute`; of many images in float32 on a CPU, a copy with folded batch norms."""
+    """`compute`; on a CPU without tokens that nothing reads, and of many images in float32 with folded batch norms."""
     precision = built.evaluator.precision
-    is_fp32 = precision.device.type == "cpu" and precision.dtype == torch.float32
-    if not is_fp32 or plan.purpose != EVALUATE or len(plan.samples) < _FOLDED_FROM:
+    if precision.device.type != "cpu":
+        return built.compute
+    skip_unread_tokens(built.compute)
+    if precision.dtype != torch.float32 or plan.purpose != EVALUATE or len(plan.samples) < _FOLDED_FROM:
         return built.compute
     return fold_batch_norms(built.compute, torch.ones(1, *plan.config.data.image_shape))
 

@@ -1,6 +1,7 @@
 """The kernels: attention, channels last, folded batch norms and fast dropout, with equal results."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -9,7 +10,8 @@ from conftest import GREY, TINY_RESNET, config_for, each_value, model_for, state
 from dispatch import DispatchMode, op_name, returns_view
 from torch import Tensor, nn
 
-from models.kernels import FastDropout, fold_batch_norms, prepare_convolutions
+from engine.run.cost import flops_per_image
+from models.kernels import FastDropout, fold_batch_norms, prepare_convolutions, skip_unread_tokens
 
 FUSED = """
 option | device | fused
@@ -222,3 +224,25 @@ def test_evaluation_and_rates_0_and_1():
     assert torch.equal(FastDropout(0.0)(x), x)
     assert not FastDropout(1.0)(x).any()
     assert FastDropout(0.5)(torch.empty(3, 5, device="meta")).shape == (3, 5)
+
+
+VITS = [
+    ("vit_tiny_patch16_224", {}, True),
+    ("vit_tiny_patch16_224", {"init_values": 0.1, "reg_tokens": 4}, True),
+    ("vit_tiny_patch16_224", {"global_pool": "avg"}, False),
+    ("deit_tiny_distilled_patch16_224", {}, False),  # reads two tokens
+    ("xcit_nano_12_p16_224", {}, False),
+]
+
+
+@pytest.mark.parametrize("name, arguments, is_faster", VITS)
+def test_tokens_that_nothing_reads_are_skipped_without_another_logit(name, arguments, is_faster):
+    torch.manual_seed(0)
+    model = timm.create_model(name, img_size=64, num_classes=10, **arguments).eval()
+    images = torch.randn(2, 3, 64, 64)
+    data = SimpleNamespace(image_shape=(3, 64, 64))
+    expected = model(images)
+    whole = flops_per_image(model, data)
+    skip_unread_tokens(model)
+    assert torch.allclose(model(images), expected, atol=1e-6)
+    assert (flops_per_image(model, data) < whole) == is_faster
