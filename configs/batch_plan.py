@@ -128,10 +128,13 @@ class EpochLayout:
         before, now = EpochLayout.of_geometry(checkpoint["geometry"]).batch.global_size, self.batch.global_size
         if before == now:
             return None
-        text = f"the global batch size is {now}, before {before}"
-        if before % self.batch.micro_step_size:
-            return text
-        return f"{text}; DATA.GLOBAL_BATCH_SIZE={before} keeps it on any number of ranks"
+        return f"the global batch size is {now}, before {before}{self._way_to(before)}"
+
+    def _way_to(self, global_size: int) -> str:
+        """The option for this global batch size, if the batch size of this run divides it."""
+        if global_size % self.batch.micro_step_size:
+            return ""
+        return f"; DATA.GLOBAL_BATCH_SIZE={global_size} keeps it"
 
     def steps_done(self, checkpoint: Values) -> int:
         """The number of steps of this layout that use the same samples as the checkpoint's steps.
@@ -157,7 +160,6 @@ class EpochLayout:
                 f"-resume: the checkpoint has used {used} samples of its epoch, which is not a multiple of this run's "
                 f"global batch size {size}; choose devices, -batch_size and -accum_iter whose "
                 f"product divides {used} (before: batch size {saved.batch.micro_step_size} over all devices, "
-                f"-accum_iter {saved.batch.accumulation}; DATA.GLOBAL_BATCH_SIZE={before_size} keeps that global batch "
-                f"size), {alternative}"
+                f"-accum_iter {saved.batch.accumulation}{self._way_to(before_size)}), {alternative}"
             )
         return min(used // size, self.steps_per_epoch)

@@ -257,10 +257,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: PaddleViT's optimizer state cannot be resumed; start from its weights with "
             f"-pretrained={shlex.quote(str(path.with_suffix(PADDLE)))} and -last_epoch={epoch}"
         )
-    others = (
-        f"-resume={shlex.quote(str(path.parent))} takes another checkpoint of this run, "
-        f"and -pretrained={shlex.quote(str(path))} starts from weights"
-    )
+    others = f"-pretrained={shlex.quote(str(path))} starts from weights"
+    if is_run_folder(path.parent):
+        others = f"-resume={shlex.quote(str(path.parent))} takes another checkpoint of this run, and {others}"
     try:
         verify_archive(path)
         state = with_tensors(read_pickle(path))

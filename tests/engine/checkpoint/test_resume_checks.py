@@ -79,14 +79,32 @@ def test_another_tuning_is_advised_with_the_weights_of_the_run(stopped, tmp_path
     assert f"{stopped / 'last.pth'}" in log
 
 
-@pytest.mark.parametrize("batch_size, keeps", [(32, True), (24, False)])
-def test_a_global_batch_that_is_advised_fits_the_batch_size(batch_size, keeps, stopped):
-    flags = [f"-resume={stopped}", f"-batch_size={batch_size}", "-opts"]
-    train([*flags, "TRAIN.MAX_STEPS=3"])
-    advised = re.findall(r"; (DATA.GLOBAL_BATCH_SIZE=\d+) keeps it", log_of(stopped))
-    assert bool(advised) == keeps
-    if keeps:
-        train([*flags, *advised])
+@pytest.mark.parametrize(
+    "words", ["-batch_size=24", "-batch_size=32", "-batch_size=20", "-batch_size=16 -accum_iter=5"]
+)
+def test_a_global_batch_that_is_advised_fits_the_batch_size(words, stopped):
+    """Two fit the 192 samples that are used, and two do not."""
+    flags = [f"-resume={stopped}", *words.split(), "-opts"]
+    try:
+        train([*flags, "TRAIN.MAX_STEPS=3"])
+        text = log_of(stopped)
+    except UserError as error:
+        text = str(error)
+    advised = re.findall(r"; (DATA.GLOBAL_BATCH_SIZE=\d+) keeps it", text)
+    assert bool(advised) == (words not in ("-batch_size=24", "-batch_size=20"))
+    train([*flags, *(advised or ["DATA.BATCH_SIZE=64"])])
+
+
+def test_another_checkpoint_is_advised_in_the_folder_of_a_run(stopped, tmp_path):
+    for folder in (stopped, tmp_path / "a b"):
+        folder.mkdir(exist_ok=True)
+        damaged = folder / "epoch-009.pth"
+        damaged.write_bytes(b"x")
+        message = line_of(load_checkpoint, damaged)
+        advised = [word for word in shlex.split(message.replace(";", "")) if word.startswith("-resume=")]
+        assert len(advised) == (folder == stopped)
+        for one in advised:
+            assert not run_here(one, "-dry_run")
 
 
 WITHOUT_FOLDS = r"""
