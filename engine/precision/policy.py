@@ -372,7 +372,7 @@ class Precision:
         # half, so a list does not help.
         listed = ""
         if origin and origin.module and self.level != "O3":
-            listed = f"AMP.CUSTOM_BLACK_LIST=[{block_of(origin.module)}.*], "
+            listed = f"{self.with_black_list([f'{block_of(origin.module)}.*'])[1]}, "
         other = "-amp_dtype=bfloat16" if self.scales_loss and not self._emulates_bfloat16 else "no -amp"
         return f"Try {listed}{other}, or a lower TRAIN.BASE_LR."
 

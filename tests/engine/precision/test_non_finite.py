@@ -3,6 +3,8 @@
 import itertools
 import json
 import math
+import re
+import shlex
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +15,7 @@ from conftest import (
     SMALL_BATCHES,
     TINY_RESNET,
     assert_same_state,
+    config_for,
     only_run,
     refused,
     run_script,
@@ -118,7 +121,7 @@ def inject_nan_after(step: int, path: str, monkeypatch):
     [
         (["AMP=false"], False, False),
         slow(["AMP=true"], True, False),
-        (["AMP=true", "AMP.DTYPE=float16"], True, True),
+        (["AMP=true", "AMP.DTYPE=float16", "AMP.CUSTOM_BLACK_LIST=[gelu]"], True, True),
         slow(["AMP=true", "AMP.LEVEL=O2"], True, False),
         slow(["AMP=true", "AMP.LEVEL=O3"], False, False),
     ],
@@ -134,7 +137,10 @@ def test_persistent_nan_aborts_within_20_steps(digits_argv, monkeypatch, amp, na
     assert state["epoch"] * 22 + state["done_steps"] == 5 + 17  # a resumed run repeats the last step
     assert_same_state(state["model"], expected["model"])
     message = str(error.value)
-    assert ("CUSTOM_BLACK_LIST=[blocks.1.*]" in message) == names_block
+    typed = "".join(re.findall(r'Try (-opts ".*?")', message))
+    lists = config_for(*argv, *shlex.split(typed)).amp.custom_black_list
+    assert ("blocks.1.*" in lists) == names_block
+    assert ("gelu" in lists) == names_dtype
     assert ("-amp_dtype=bfloat16" in message) == names_dtype
 
 
