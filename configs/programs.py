@@ -213,7 +213,7 @@ def shown_path(file: Path) -> Path:
 
 def with_shown_recipes(text: str) -> str:
     """The text with the path of each -cfg=configs/NAME.yaml as it is typed in the current folder."""
-    return text.replace("-cfg=configs/", f"-cfg={shown_path(_FOLDER.parent)}/")
+    return text.replace("-cfg=configs/", f"-cfg={shlex.quote(str(shown_path(_FOLDER.parent)))}/")
 
 
 _PAGE = """# Flags of other programs

@@ -49,7 +49,7 @@ def _training_at_chance(run: RunContents) -> Verdict:
     if not losses or any(run.options[key] != value for key, value in _LOSS.items()):
         return NONE
     steps, last = losses[-1]
-    least = 30 if _highest(losses) > 2 * chance else 100
+    least = 30 if max(loss for _, loss in losses) > 2 * chance else 100
     if steps < least or not 0 < chance <= last:
         return NONE
     return f"The training loss is {number(last)}, and a guess of the class has {chance:.2f}.", _with_lower_rate(run)
@@ -140,7 +140,7 @@ def _overfitting(run: RunContents) -> Verdict:
     val = points(epochs, "epoch", f"val_{metric.name}")
     early = [y for x, y in val if 3 * x <= len(epochs)]
     train, val_top1, losses = (points(epochs, "epoch", name) for name in ("train_top1", "val_top1", "val_loss"))
-    if not early or not losses or _highest(val) >= max(early) + _RISE:
+    if not early or not losses or max(y for _, y in val) >= max(early) + _RISE:
         return NONE
     lowest = min(loss for _, loss in losses)
     if train and val_top1 and train[-1][1] - val_top1[-1][1] > _FAR:
@@ -163,10 +163,6 @@ def first_epoch_of(run: RunContents) -> str:
     if not gap:
         return ""
     return f"The first epoch is far below the probe: {gap}; -lr={_lower_rate(run)} changes the weights less"
-
-
-def _highest(curve: list[tuple[float, float]]) -> float:
-    return max(y for _, y in curve)
 
 
 def _longer_or_probe(run: RunContents, text: str) -> Verdict:
@@ -197,8 +193,8 @@ def _probe(run: RunContents, text: str) -> Verdict:
     if run.options["MODEL.PRETRAINED"]:
         return text, _again(run, "MODEL.TUNE=probe")
     recipe = with_shown_recipes("-cfg=configs/probe.yaml")
-    options = "the options of the data, offline also -pretrained=FILE"
-    return f"{text} A pretrained model needs fewer images: {recipe} with {options}.", ""
+    text += f" A pretrained model needs fewer images: {recipe} with the options of the data"
+    return f"{text}, offline also -pretrained=FILE.", ""
 
 
 def _with_lower_rate(run: RunContents) -> str:
