@@ -29,7 +29,6 @@ from tests.datasets.sources.source_helpers import write_image
 from utils.files import read_json
 from utils.tables import read_rows
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
 NAME, SIZE = "test_vit", 32
 DATA = ["DATA.CROP_PCT=1.0", "DATA.IMAGENET_MEAN=[0.5,0.5,0.5]", "DATA.IMAGENET_STD=[0.5,0.5,0.5]"]
 NUMBERS = [str(number) for number in range(1, 13)]

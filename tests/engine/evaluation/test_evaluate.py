@@ -112,7 +112,7 @@ def test_logits_beyond_float16_and_of_masked_classes_are_finite(digits, cpu):
     assert np.unique(results.logits[:, :3], axis=0).tolist() == [[65504, -65504, -65504]]
 
 
-def test_many_images_pass_no_batch_norm_in_fp32_and_have_the_figures_of_few(tmp_path, monkeypatch, without_pictures):
+def test_many_images_pass_no_batch_norm_in_fp32_and_have_the_figures_of_few(tmp_path, monkeypatch):
     torch.manual_seed(0)
     model = timm.create_model("test_resnet", num_classes=10, in_chans=1).train()
     model(torch.rand(64, 1, 32, 32))  # running statistics
