@@ -98,9 +98,10 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
     columns: dict[Literal["path", "label", "split", "cells", "threshold", "join"], Any] | None = optional(
         "data sets csv, parquet: the columns, as {path: id, label: breed, split: is_valid}; label may be a list of "
         "columns of 0 and 1, other texts by cells: {'-1': null, '': 0} (null: unknown), numbers by threshold: 0.5; "
-        "cells: {'': null} of one column leaves rows out; path: RelativePath/File is of two columns; split: null "
-        "trains on all rows, {column: site, test: [B]} tests on rows of values, maybe with val, too; join: {file: "
-        "observations.csv, on: mediaID} adds the columns of another table; null: by names and values"
+        "cells: {'': null} of one column leaves rows out, {none: 0} makes a label none (MULTI_LABEL); path: "
+        "RelativePath/File is of two columns; split: null trains on all rows, {column: site, test: [B]} tests on rows "
+        "of values, maybe with val, too; join: {file: observations.csv, on: mediaID} adds the columns of another "
+        "table; null: by names and values"
     )
     encoding: str | None = optional("data set csv: encoding of tables that are not in UTF-8, as gb18030, cp1252")
     classes: Path | None = optional(
@@ -283,8 +284,9 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
                 yield f"COLUMNS: {key} is {shorten(value)}; give {_COLUMN_FORMS.get(key, 'the name of a column')}"
         values = [*columns.get("cells", {}).values()]
         if not isinstance(columns.get("label"), list):
-            if "threshold" in columns or {*values} - {None}:
-                yield "COLUMNS: cells with 0 or 1 and threshold are of a list of columns; give label: [NAME, ...]"
+            allowed = {None, 0} if self.multi_label else {None}
+            if "threshold" in columns or {*values} - allowed:
+                yield "COLUMNS: threshold and cells with 1, or 0 without MULTI_LABEL, need a list: label: [NAME, ...]"
         elif None in values and not self.multi_label:
             yield "COLUMNS: unknown cells (null) need MULTI_LABEL; set it to true"
 

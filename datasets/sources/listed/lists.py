@@ -34,6 +34,7 @@ from utils.notes import Note
 _WHOLE_NUMBER = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")  # also 3.0, as pandas writes a column with gaps
 _NUMBERS = re.compile(r"[\[( ]*\d+([\s,;|]+\d+)+[\]) ]*")  # several in a target
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")  # float() reads the names nan and inf, too
+_NO_LABEL = re.compile(r"(?i)(no|without)[ _-](findings?|labels?|disease)|none|nothing|normal|healthy|negative")
 METADATA = ("metadata.csv", "metadata.jsonl", "_classes.csv")  # of Hugging Face's imagefolder, and of Roboflow
 
 
@@ -200,6 +201,8 @@ def read_table(part: Part, train_part: Part, wanted: Wanted) -> ImageFiles:
         check_target_bytes(rows.file, len(rows.lines), len(class_names))
         of_ids = multi_hot(rows.target_ids if train_rows.classes else names_of, label_of, len(class_names))
         no_label = ""
+        if wanted.is_new:
+            notes += _notes_on_no_label(train_rows, class_names, names_of, data)
         if table.cut_line:  # the image of such a row would have no labels
             problem_of_end = "has fewer fields than the header, and the file ends in it: is it cut off?"
             findings.append(f"{rows.place(table.cut_line)}: {problem_of_end} Write the rest, or end the line")
@@ -245,6 +248,20 @@ def _notes_on_names(file: Path, names: Sequence[str]) -> list[Note]:
         text = f"{file}: the {len(names)} classes combine {len(words)} words: {list_names(names, 2)}"
         fix = "if these are several labels of an image: -dataset=csv -opts DATA.MULTI_LABEL=true"
         notes.append(Note("warning", f"{text}; {fix}"))
+    return notes
+
+
+def _notes_on_no_label(rows: Rows, class_names: Sequence[str], names_of: Sequence[list[str]], data: Data) -> list[Note]:
+    """A line about a label as No Finding that is never beside another one, and counts as a class."""
+    notes = []
+    for name in filter(_NO_LABEL.fullmatch, class_names):
+        is_alone = all(len(names) == 1 for names in names_of if name in names)
+        if is_alone and not rows.classes:
+            option = columns_option(data, {"cells": {name: 0}}, several=True)
+            text = (
+                f"{rows.file}: {shorten(name)} counts as a class in all figures; if it means no label: -opts {option}"
+            )
+            notes.append(Note("screen", text))
     return notes
 
 

@@ -26,17 +26,17 @@ Columns = dict[str, Any]  # DATA.COLUMNS, or some of its keys
 
 class CellValues(dict[str, int | None]):
     """0, 1, None for unknown, or `UNREAD` by the text of a cell: by DATA.COLUMNS, else of 0, false, no and of 1, true,
-    yes.
+    yes. named: by the texts in DATA.COLUMNS; 0 of a column of labels makes the label none.
     """
 
     def __init__(self, columns: Columns) -> None:
-        self._named = {_plain(text): value for text, value in columns.get("cells", {}).items()}
+        self.named = {_plain(text): value for text, value in columns.get("cells", {}).items()}
         self._threshold = columns.get("threshold")
 
     def __missing__(self, text: str) -> int | None:
         plain = _plain(text)
-        if plain in self._named:
-            value = self._named[plain]
+        if plain in self.named:
+            value = self.named[plain]
         elif self._threshold is not None and _NUMBER.fullmatch(plain):
             value = int(float(plain) >= self._threshold)
         else:
@@ -47,7 +47,7 @@ class CellValues(dict[str, int | None]):
     @property
     def words(self) -> list[str]:
         """The texts yes and no that were read."""
-        return sorted(text for text in self if text.lower() in _WORDS.keys() - self._named.keys())
+        return sorted(text for text in self if text.lower() in _WORDS.keys() - self.named.keys())
 
 
 def _plain(text: str) -> str:

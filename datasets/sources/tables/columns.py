@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 from configs.schema import Data
@@ -21,7 +22,7 @@ from datasets.sources.tables.cells import (
     may_be_cells,
     ways_on,
 )
-from datasets.sources.tables.files import FOLDERS, Layout, Table, first_folder
+from datasets.sources.tables.files import FOLDERS, Layout, Table, first_folder, read_lines
 from utils.errors import UserError
 from utils.notes import Note
 
@@ -121,7 +122,24 @@ def _columns_to_read(table: Table, data: Data, given: Columns) -> Layout:
         raise _unclear_columns(table, data, paths, labels, needs_labels)
     used = f"paths {shorten(paths[0])}, labels {shorten(labels)}, splits {shorten(split or 'none')}"
     table.notes.append(Note("log", f"{table.file}: of the columns {shorten(header)} it reads {used} (DATA.COLUMNS)"))
+    if not split and "split" not in given:
+        table.notes += _notes_on_lists(table, paths[0])
     return Layout(paths[0], tuple(labels), is_one_hot, split, split_of, CellValues(given))
+
+
+def _notes_on_lists(table: Table, column: str) -> list[Note]:
+    """A warning about lists of splits beside a table without splits, as test_list.txt. column: of paths."""
+    root = table.file.parent
+    files = [
+        file
+        for file in (*root.glob("*.txt"), *root.glob("*/*.txt"))
+        if word_in(file.stem) in SPLIT_NAMES and os.access(file, os.R_OK)
+    ]
+    stems = {Path(path).stem for path in table.column(column)} if files else set()
+    lists = [str(file) for file in files if not stems.isdisjoint(Path(line.strip()).stem for line in read_lines(file))]
+    fix = "docs/data.md#lists-of-splits-beside-a-table makes a column of them"
+    text = f"{table.file}: its rows are split by chance, not by {', '.join(lists)}; {fix}"
+    return [Note("warning", text)] if lists else []
 
 
 def _columns_in(value: Any) -> list[str]:
@@ -256,8 +274,10 @@ def _unclear_columns(
         hint = (
             "; if another table has the paths, give the folder of the images as -data_path: tables beside it are found"
         )
+    several = any("|" in cells.get(str(advice.get("label")), "") for _, cells in table)
+    option = columns_option(data, advice, several)
     found = f"the {kind} are {' or '.join(map(shorten, names)) or 'not clear'} in the columns {shorten(table.header)}"
-    return UserError(f"{table.file}:1: {found}{table.unread}; name them: -opts {columns_option(data, advice)}{hint}")
+    return UserError(f"{table.file}:1: {found}{table.unread}; name them: -opts {option}{hint}")
 
 
 def _names(header: Sequence[str], given: Any, documented: str, known: Iterable[re.Pattern[str]]) -> list[str]:

@@ -78,7 +78,8 @@ class Layout:
         The name of an unknown label follows `UNKNOWN_MARK`. unread: gets the texts of cells that have no value.
         """
         if not self.is_one_hot:
-            return [cells[name] for name in self.labels if cells[name]]
+            texts = [cells[name] for name in self.labels if cells[name]]
+            return [text for text in texts if self.values.named.get(text.lower()) != 0]
         labels = []
         for name in self.labels:
             value = self.values[cells[name]]

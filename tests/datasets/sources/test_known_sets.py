@@ -259,6 +259,28 @@ def test_lists_of_splits_become_a_table(tmp_path, monkeypatch):
     assert classes_of(test) == {f"images/{label}/3.jpg": label for label in ("apple_pie", "waffles")}
 
 
+@pytest.mark.parametrize("line", ["{}.png", "images/{}", "{}.png 3"])
+def test_lists_of_splits_beside_a_table_are_named_until_they_are_a_column(line, tmp_path, monkeypatch):
+    """ChestX-ray14: the code of the docs keeps the official test images."""
+    monkeypatch.chdir(tmp_path)
+    tree(tmp_path / "DIR", *(f"images/{n:03}_0.png" for n in range(30)))
+    rows = [f"{n:03}_0.png,{['a', 'b'][n % 2]}" for n in range(30)]
+    (tmp_path / "DIR/Data_Entry_2017.csv").write_text("\n".join(["Image Index,Finding Labels", *rows]))
+    for name, numbers in (("train_val_list", range(20)), ("test_list", range(20, 30))):
+        (tmp_path / f"DIR/{name}.txt").write_text("".join(f"{line.format(f'{n:03}_0')}\n" for n in numbers))
+    (tmp_path / "DIR/train_other.txt").write_text("other.png\n")
+    columns = {"path": "Image Index", "label": "Finding Labels"}
+    given = options(tmp_path / "DIR/Data_Entry_2017.csv", columns=columns)
+    (note,) = told(read_splits(given)[0].notes, "docs/data.md#lists-of-splits-beside-a-table", "warning")
+    assert "DIR/test_list.txt" in note
+    assert "train_other" not in note
+    exec(code_of("Lists of splits beside a table"), {})
+    train, val, test = read_splits(options(tmp_path / "DIR/images.csv", columns=columns))
+    assert sorted(classes_of(test)) == [f"{n:03}_0.png" for n in range(20, 30)]
+    assert len(train) + len(val) == 20
+    assert not told(train.notes, "lists-of-splits")
+
+
 def test_arrays_become_class_folders_and_a_workbook_beside_them_is_named(tmp_path, monkeypatch):
     """MedMNIST: the code of the docs keeps the official splits and the pixels."""
     monkeypatch.chdir(tmp_path)

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, config_for, eval_loader_for, read_samples, refused, samples_for, train_batches_for
-from source_helpers import assert_refused, options, write_classes, write_image, write_table
+from conftest import CPU, config_for, eval_loader_for, read_samples, refused, samples_for, told, train_batches_for
+from source_helpers import assert_refused, options, read_splits, typed, write_classes, write_image, write_table
 
 from datasets.batch import PADDING
 from datasets.recognition import recognize_dataset
@@ -72,6 +72,17 @@ def test_names_are_sorted_and_targets_are_multi_hot(tables):
     assert bits_of(train) == "011 000 100 111"
     assert bits_of(val) == "010 110"
     assert train.class_counts(4).tolist() == [2, 2, 2, 0]
+
+
+def test_a_label_that_says_that_there_is_none_is_named_until_it_is_none(tables):
+    labels = ["a|b", "a", "No Finding", "b", "No Finding", "normal|a"]
+    given = tables(train=labels, val=labels)
+    (note,) = told(read_splits(given)[0].notes, "counts as a class", "screen")
+    (changed,) = typed(note, given)
+    train, val = read_splits(changed)
+    assert train.class_names == val.class_names == ["a", "b", "normal"]  # which is beside another label
+    assert bits_of(train) == bits_of(val) == "110 100 000 010 000 101"
+    assert not told(train.notes, "counts as a class")
 
 
 def test_numbers_are_the_labels_and_the_model_has_the_higher_number_of_classes(tables, cpu):

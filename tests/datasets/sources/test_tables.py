@@ -164,6 +164,16 @@ def test_the_advice_about_unclear_columns_works(case, table):
         assert read(file, columns=given.columns)[0].class_names == ["cat", "dog"]
 
 
+@pytest.mark.parametrize("labels", [["a|b", "a", "b"], ["a", "b", "c"]])
+def test_the_advice_about_unclear_columns_has_the_option_for_several_labels(labels, table):
+    file = table(files=FILES, **{"Image Index": FILES, "Finding Labels": labels * 10, "age": range(30)})
+    (given,) = typed(line_of(read, file), options(file))
+    assert given.multi_label == ("a|b" in labels)
+    assert read(file, columns=given.columns, multi_label=given.multi_label)[0].class_names == sorted(
+        set("|".join(labels)) - {"|"}
+    )
+
+
 @pytest.mark.parametrize("columns", [*NO_COLUMN.values(), OBJECTS], ids=[*NO_COLUMN, "objects"])
 def test_tables_without_paths_or_labels_are_refused(columns, table):
     file = table(files=FILES, **columns)
