@@ -178,9 +178,10 @@ def _report_failure(store: dist.Store, rank: int, local_rank: int, limit_seconds
 def _has_lost_connection(error: BaseException) -> re.Match[str] | None:
     """The words by which torch tells that another rank closed its connections, or did not answer; None without them.
 
-    The launcher's signal may arrive while such an error is handled.
+    The signal of this program's launcher, which knows the cause, may arrive while such an error is handled. The one of
+    another launcher may be the user's, and has ended the other rank, too.
     """
-    cause = error.__context__ if isinstance(error, Interrupted) else error
+    cause = error.__context__ if isinstance(error, Interrupted) and has_launcher() else error
     return _LOST_CONNECTION.search(str(cause)) if isinstance(cause, RuntimeError) else None
 
 
@@ -362,7 +363,9 @@ class RankExchange:
         self._pending: tuple[Any, Tensor, bool] | None = None  # the previous call
         if context.world_size > 1:
             try:
-                self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+                limit = timedelta(seconds=timeout_seconds)
+                thread = DaemonPool(1)  # in torch, a signal would wait for a rank that the same signal has ended
+                self._group = thread.submit(partial(dist.new_group, backend="gloo", timeout=limit)).result()
             except RuntimeError as error:  # NCCL may use another network than gloo
                 if _has_lost_connection(error):
                     raise

@@ -34,7 +34,14 @@ class MappedArrays(dict[str, np.ndarray]):
             self[name] = np.lib.format.open_memmap(folder / f"{name}.npy", mode="r").view(np.ndarray)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MappedArrays, (self.folder, list(self))
+        return _reopen, (self.folder, list(self))
+
+
+def _reopen(folder: Path, names: Iterable[str]) -> MappedArrays:
+    try:
+        return MappedArrays(folder, names)
+    except FileNotFoundError:  # the owner ends, such as by a signal: a worker of it has nothing to say
+        raise SystemExit(1) from None
 
 
 def share_arrays(arrays: Arrays) -> Arrays:

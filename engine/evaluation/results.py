@@ -189,14 +189,15 @@ class SampleResults:
         The labels are the grades. NaN if chance cannot disagree, as with one class.
         """
         figures, readable = self.per_class, self.readable
-        true, predicted = figures.count / len(readable), figures.predicted / len(readable)
-        observed = np.mean(np.abs(self.targets[readable] - self.labels[readable, 0]).astype(np.float64) ** power)
+        # Sums of whole numbers, which float64 has exactly: 0 where the agreement is the one by chance.
+        number, true, predicted = float(len(readable)), figures.count.astype(float), figures.predicted.astype(float)
+        observed = number * np.sum(np.abs(self.targets[readable] - self.labels[readable, 0]).astype(float) ** power)
         if power == 1:
             below, below_predicted = np.cumsum(true), np.cumsum(predicted)
-            by_chance = float(below @ (1 - below_predicted) + below_predicted @ (1 - below))
+            by_chance = float(below @ (number - below_predicted) + below_predicted @ (number - below))
         else:
             grades = np.arange(len(true))
-            by_chance = float((true + predicted) @ grades**2 - 2 * (true @ grades) * (predicted @ grades))
+            by_chance = float(number * ((true + predicted) @ grades**2) - 2 * (true @ grades) * (predicted @ grades))
         return 100 * float(1 - observed / by_chance) if by_chance > 0 else math.nan
 
     def rows_of_class(self, label: int) -> np.ndarray:

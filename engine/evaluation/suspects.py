@@ -47,9 +47,13 @@ class Margins(NamedTuple):
 
         Surely: its probability is at least the mean that the samples with its label have for it, as in Northcutt et
         al., "Confident Learning", 2021, or at least 0.7, also if no sample has its label. Of a weak model most other
-        wrong predictions say nothing about the label.
+        wrong predictions say nothing about the label; of one that is no better than chance, such as one that predicts
+        a single class, all of them.
         """
         counts = np.bincount(self.labels, minlength=self.others.max(initial=0) + 1)
+        recalls = divide(np.bincount(self.labels, self.values >= 0, len(counts)), counts)
+        if np.nansum(recalls) <= 1:
+            return []
         means = divide(np.bincount(self.labels, self.label_probabilities, len(counts)), counts)
         least = np.fmin(means, _ENOUGH)
         is_suspect = (self.values < 0) & (self.probabilities >= least[self.others])

@@ -22,6 +22,7 @@ import torch
 
 from utils.distributed import (
     ProcessContext,
+    RankExchange,
     all_reduce_sum,
     broadcast_object,
     gather_objects,
@@ -97,6 +98,16 @@ def one_hangs(context: ProcessContext, is_stopped: bool = False) -> None:
 
 def one_is_stopped(context: ProcessContext) -> None:
     one_hangs(context, is_stopped=True)
+
+
+def one_waits_for_a_sum(context: ProcessContext) -> None:
+    time.sleep(0 if context.rank else 600)
+    all_reduce_sum(torch.zeros(1), context)
+
+
+def one_waits_for_a_group(context: ProcessContext) -> None:
+    time.sleep(0 if context.rank else 600)
+    RankExchange(context, timeout_seconds=600)
 
 
 def all_fail(context: ProcessContext) -> None:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -122,6 +123,20 @@ def test_processes_exit_without_a_launcher_that_terminates_them():
     for one in (left, left_over):
         assert re.search(r"^error: rank 0 \(.*\) lost its connection .*\n\Z", one.err, re.MULTILINE)  # if alone
     assert [(one.status, one.err) for one in (waiting, hanging)] == [(1, ""), (1, "error: disk: full\n")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["one_waits_for_a_sum", "one_waits_for_a_group"])
+def test_a_signal_to_all_ranks_of_a_launcher_is_the_cause_while_one_waits_for_another(case):
+    ranks = srun(case)
+    for process in ranks:
+        process.stdout.readline()  # it has joined its group
+    time.sleep(2)  # a rank waits inside torch
+    for process in ranks:
+        process.terminate()
+    first, second = map(end, ranks)
+    assert (first.status, first.err) == (128 + signal.SIGTERM, "interrupted by SIGTERM\n")
+    assert (second.status, second.err) == (128 + signal.SIGTERM, "")
 
 
 @pytest.mark.slow

@@ -96,3 +96,14 @@ def test_on_a_full_disk_each_process_has_a_copy_and_the_log_one_line(error, temp
     (line,) = run_log.messages
     assert str(temporary) in line and "TMPDIR" in line
     assert not list(temporary.iterdir())
+
+
+def test_a_worker_of_a_rank_that_has_ended_exits_without_a_traceback(temporary):
+    """A signal may end a rank, and remove its arrays, while the worker still starts."""
+    mapped = share_arrays({"targets": np.arange(3)})
+    pickled = pickle.dumps(mapped)
+    assert pickle.loads(pickled)["targets"].tolist() == [0, 1, 2]
+    del mapped
+    gc.collect()
+    with pytest.raises(SystemExit):
+        pickle.loads(pickled)

@@ -124,6 +124,13 @@ def test_medical_and_ordinal_figures_are_those_of_scikit_learn(classes, scale, d
         assert values[f"{weights}_kappa"] == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
+def test_kappa_of_one_predicted_class_is_exactly_0():
+    for samples in range(7, 120, 8):
+        targets = torch.arange(samples) % 3
+        values = results_of(torch.tensor([[0.0, 2.0, 1.0]]).repeat(samples, 1), targets).metrics().values
+        assert values["linear_kappa"] == values["quadratic_kappa"] == 0
+
+
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_figure_that_is_not_defined_is_null_and_never_the_best(tmp_path, cpu):
     """Images of one class, which is predicted for all: no other class to rank against, no disagreement by chance."""

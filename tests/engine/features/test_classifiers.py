@@ -135,6 +135,16 @@ def test_margins_of_several_labels_are_those_of_cleanlab_for_each_label():
     assert sorted(flat.suspects) == [one for one in np.flatnonzero(is_suspect) if one % 3 != 1]
 
 
+def test_a_model_that_predicts_one_class_makes_no_label_suspect():
+    rng = np.random.default_rng(0)
+    for targets in (rng.integers(0, 3, 200), (rng.random((200, 1)) < 0.1).astype(np.int8)):
+        probabilities = rng.uniform(0.0, 0.4, (200, 3 if targets.ndim == 1 else 1))
+        probabilities[:, 0] = rng.uniform(0.41, 0.99, 200) if targets.ndim == 1 else rng.uniform(0, 0.4, 200)
+        found = margins(torch.tensor(probabilities), torch.tensor(targets))
+        assert (found.values < 0).any()
+        assert Margins(*map(np.ravel, found)).suspects == []
+
+
 # The mean of a class over the samples with its label: 0.44, 0.4, none and 0.9.
 SUSPECTS = """
 label | probabilities       | is suspect

@@ -268,7 +268,7 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
     rng = np.random.default_rng(0)
     folders = []
     labels = rng.integers(0, 3, (3, 50))
-    scores = rng.normal(size=(3, 50, 3)).astype(np.float32)
+    scores = (rng.normal(size=(3, 50, 3)) + 0.5 * np.eye(3)[labels]).astype(np.float32)  # better than chance
     for fold in range(3):
         goal = ["EVAL.OPERATING_POINT={class: old, specificity: 0.9}", "DATA.RENAME={old: b}"]
         keys = ["DATA.DATASET=folder", "DATA.FOLDS=3", f"DATA.FOLD={fold}", *goal]
