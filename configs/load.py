@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic_core import ErrorDetails
 
 from configs.flags import KEY_FLAGS, other_names
-from configs.programs import paddleclas_keys
+from configs.programs import describe_arguments, paddleclas_keys
 from configs.schema.config import known_keys, model_type
 from configs.schema.data import AUTO
 from configs.schema.families.family import OWN_KEYS
@@ -196,6 +196,8 @@ def add_recipe(table: OptionTable, path: Path) -> Values:
     def add(path: Path, named_in: str, chain: list[Path]) -> Values:
         read.append(path)
         values, lines = read_recipe(path, named_in)
+        if {"opt", "sched"} <= values.keys():
+            raise UserError(f"{path}: {describe_arguments(values)}")
         for section in _switches(values):
             key = f"{section}.ENABLED"
             if key in lines:

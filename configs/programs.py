@@ -17,7 +17,7 @@ import yaml
 from pydantic import ValidationError
 
 from configs.schema import Config
-from configs.yaml_io import Values, parse_value
+from configs.yaml_io import Values, format_value, parse_value
 from utils.errors import UserError
 
 _FOLDER = Path(__file__).parent / "programs"
@@ -132,6 +132,22 @@ def describe_flags(program: Program, given: Given, own: Mapping[str, str]) -> st
     named = "" if program.version else f"{', '.join(marks)}: "
     rest = f"For the rest: {with_shown_recipes(program.defaults)}; docs/flags.md#{program.page}"
     return f"{named}flags of {program.program}{listed}. {rest}"
+
+
+def describe_arguments(values: Values) -> str:
+    """As `describe_flags`, of the values in an args.yaml of timm that are not timm's defaults."""
+    timm = programs()["timm"]
+    defaults = _load("defaults.yaml")["timm"]
+    given = []
+    for key, value in values.items():
+        name = key.replace("_", "-")
+        if value == defaults.get(name):
+            continue
+        words = value if isinstance(value, list) else [value]
+        if isinstance(value, dict):
+            words = [f"{argument}={words}" for argument, words in value.items()]
+        given.append((f"--{name}", [*map(format_value, words)]))
+    return describe_flags(timm, given, {})
 
 
 def _with_paths(program: Program, given: Given, own: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:

@@ -15,7 +15,8 @@ _SHOWN = (
     "PhotometricInterpretation",
 )  # fmt: skip
 _BANDS = (
-    "save one band, or three as interleaved RGB (PhotometricInterpretation 2), in unsigned 8 or 16 bits: docs/data.md"
+    "models have 1 or 3 channels: save one band, or three as interleaved RGB (PhotometricInterpretation 2), "
+    "in unsigned 8 or 16 bits: docs/data.md"
 )
 FLOAT = "floating-point pixels have no defined range: save the image in unsigned 8 or 16 bits"
 OUTSIDE = "pixels are negative (signed samples) or above 65535: save the image in unsigned 8 or 16 bits"

@@ -323,7 +323,7 @@ def note_on_goal(goal: OperatingPoint | None, samples: Samples) -> list[Note]:
     needed = round(1 / (1 - (goal.specificity or goal.sensitivity or 0)))
     notes = []
     for unit, number in numbers.items():
-        text = f"{goal.title} of {number} {unit} is 100%; give {needed}, or a lower goal"
+        text = f"{goal.title} needs {needed} {unit}, else it is 100%; give more than {number}, or a lower goal"
         if not number:
             text = f"no {unit} to choose {goal.title} on, so no threshold; give {needed}"
             if goal.sensitivity and wanted.any():

@@ -55,15 +55,16 @@ def tiles_of(run: RunContents) -> tuple[list[Tile], list[Tile]]:
         Tile("training time", _optional(run.measured("train_seconds"), format_duration), "without evaluations"),
     ]
     others = []
+    remarks = {"sample_f1": "0 for an image without true and predicted labels"}
+    if "calibrated" in run.evaluation.values:
+        remarks["ece"] = "before the temperature"
     shown = dict[str, Any]()  # by other tiles
     if len(run.evaluation.classes) == 2 and not run.is_multi_label:  # both have the same AUROC
         shown["auroc"] = (run.evaluation.values.get("class_auroc") or {}).get("auroc")
     shown[run.metric.name] = run.score
     for name, metric in METRICS.items():
         if name in run.figures and run.shows(metric) and run.figures[name] != shown.get(name):
-            is_raw = name == "ece" and "calibrated" in run.evaluation.values
-            remark = "before the temperature" if is_raw else ""
-            others.append(Tile(f"{split} {metric.title}", metric.text(run.figures[name]), remark))
+            others.append(Tile(f"{split} {metric.title}", metric.text(run.figures[name]), remarks.get(name, "")))
     if run.test:
         others += _tiles_of_images(run, run.evaluation, run.evaluated)
     others += [
@@ -176,7 +177,8 @@ def _point_tiles(evaluation: Evaluation, split: str) -> list[Tile]:
     tiles = []
     if ranked := evaluation.values.get("class_auroc"):
         auroc = percent(ranked.get("auroc"))
-        tiles.append(Tile(f"{split} AUROC, {ranked.get('class')}".strip(), auroc, _interval_in(ranked)))
+        of_class = f", {ranked.get('class')}" if evaluation.values.get("operating_point") else ""  # else of both
+        tiles.append(Tile(f"{split} AUROC{of_class}".strip(), auroc, _interval_in(ranked)))
     if point := evaluation.values.get("operating_point"):
         positive = point.get("class")
         sensitivity, *figures = point_figures(point)

@@ -194,7 +194,7 @@ def _probe(run: RunContents, text: str) -> Verdict:
         return text, _again(run, "MODEL.TUNE=probe")
     recipe = with_shown_recipes("-cfg=configs/probe.yaml")
     text += f" A pretrained model needs fewer images: {recipe} with the options of the data"
-    return f"{text}, offline also -pretrained=FILE.", ""
+    return f"{text}, offline also -pretrained=FILE -model=NAME.", ""
 
 
 def _with_lower_rate(run: RunContents) -> str:

@@ -190,7 +190,7 @@ class RunLogger:
                 names = shortened(", ".join(map(repr, lost)), 60)
                 self.note(Note("warning", f"Figures leave out {names}: no {images} image can be read", misleads=True))
             self._skipped[images] = skipped
-            self.warn(f"Data: {skipped} {images} images are unreadable and skipped: see bad_images_*.csv")
+            self.warn(f"Data: unreadable {images} images are skipped: {skipped}, see bad_images_*.csv")
 
     def note(self, *notes: Note | Fact) -> None:
         """Logs notes and the lines of facts; facts and warnings are recorded."""

@@ -6,6 +6,7 @@ import shlex
 import pytest
 import timm
 import torchvision
+import yaml
 from conftest import ROOT, config_for, each_row, line_of
 
 from configs.command_line import parse_command_line
@@ -131,3 +132,17 @@ def test_torchvisions_names_of_models_are_timms():
     names = torchvision.models.list_models(module=torchvision.models)
     unknown = {name for name in names if not timm.is_model(name_of_model(name) or name)}
     assert {name.partition("net")[0] for name in unknown} == {"alex", "google", "mnas", "shuffle", "squeeze"}
+
+
+def test_an_args_yaml_of_timm_is_answered_with_the_words_for_all_values_but_its_defaults(tmp_path):
+    """The words are those for the flags; typed after timm's recipe, they work."""
+    defaults = yaml.safe_load((ROOT / "configs/programs/defaults.yaml").read_text())["timm"]
+    given = {"model": "resnet18", "input_size": [3, 64, 96], "model_kwargs": {"drop_rate": 0.1}, "epochs": 7}
+    values = {name.replace("-", "_"): value for name, value in defaults.items()} | given
+    (tmp_path / "args.yaml").write_text(yaml.safe_dump(values))
+    line = line_of(parse_command_line, [f"-cfg={tmp_path}/args.yaml"])
+    rows = dict(row.split(": ", 1) for row in line.partition("Here: ")[2].partition(". For the rest")[0].split("; "))
+    assert {*rows} == {"--model resnet18", "--input-size 3 64 96", "--model-kwargs drop_rate=0.1", "--epochs 7"}
+    config = config_for("-cfg=configs/programs/timm.yaml", *shlex.split(" ".join(rows.values())))
+    assert (config.train.num_epochs, config.data.image_size) == (7, (64, 96))
+    assert config.model.kwargs == {"drop_rate": 0.1}

@@ -105,8 +105,9 @@ def test_labels_that_are_numbers_are_names_for_clients_and_numbers_for_this_prog
         export_as(kind, folder, file, "-no_check")
     names = list("0123")
     assert read_json(folder / "run.json")["class_names"] == names
-    torch.export.load(files["torch_export"], extra_files=(extra := {"class_names": ""}))
+    torch.export.load(files["torch_export"], extra_files=(extra := {"class_names": "", "temperature": "1"}))
     assert json.loads(extra["class_names"]) == names
+    assert json.loads(extra["temperature"]) == read_record(str(folder / "best.pth")).decision.temperature
     assert timm.create_model(f"local-dir:{files['hf']}", pretrained=True).pretrained_cfg["label_names"] == names
     for weights in (folder / "best.pth", files["safetensors"], files["hf"] / "model.safetensors"):
         assert read_record(str(weights)).class_names is None  # DATA.CLASSES may name them

@@ -109,9 +109,12 @@ def test_a_run_counts_and_lists_bad_images_and_resumes_bit_for_bit(image_folder,
     assert [row["skipped_images"] for row in read_rows(folder / "metrics.csv")] == ["3", "3"]
     assert_lists_each_once(folder)
     printed = capsys.readouterr().out
-    said = [f"Data: {images} images are unreadable and skipped" for images in ("3 training", "1 validation")]
+    said = [
+        f"Data: unreadable {images}"
+        for images in ("training images are skipped: 3", "validation images are skipped: 1")
+    ]
     assert [printed.count(text) for text in said] == [1, 1]
-    assert sum(read_run(folder)["warnings"].get(f"{text}: see bad_images_*.csv", 0) for text in said) == 2
+    assert sum(read_run(folder)["warnings"].get(f"{text}, see bad_images_*.csv", 0) for text in said) == 2
 
     argv = argv_for(image_folder, tmp_path / "stopped")
     stopped = train([*argv, "TRAIN.MAX_STEPS=3"], cpu)

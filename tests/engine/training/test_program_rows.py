@@ -48,7 +48,7 @@ from engine.training.optimizer import Schedule, build_optimizer
 from models.build import build_on_meta
 from tests.datasets.photo import PHOTO, as_tensor
 
-DEFAULTS = read_yaml(ROOT / "tests/configs/program_defaults.yaml")
+DEFAULTS = read_yaml(ROOT / "configs/programs/defaults.yaml")
 # A kind of objects | the flags of a command line, the last one with each value between "or"
 ROWS = {
     "timm": """
