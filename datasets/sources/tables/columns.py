@@ -45,8 +45,9 @@ _LIKELY_LABELS = (
     re.compile(".*(label|class|diagnos|categor|species).*"),
 )
 _NO_LABEL = re.compile(  # of a person, a place, a device, an image; also as CellProfiler writes them
-    "((image)?(metadata)?(well|plate|replicate|concentration|dose|(path|file)name).*|(patient|subject|case|lesion|person|study|visit|series|site|hospital|center|centre|clinic|scanner|device|camera|"
-    "group|user|annotator|author)(id|no|nr|number|name)?|(patient)?(age|sex|gender|race)|alter|geschlecht|"
+    "((image)?metadata(well|plate|replicate|concentration|dose).*|(image)?(metadata)?(path|file)name.*|"
+    "(patient|subject|case|lesion|person|study|visit|series|site|hospital|center|centre|clinic|scanner|device|camera|"
+    "group|user|annotator|author|well|plate|replicate|concentration|dose)(id|no|nr|number|name)?|(patient)?(age|sex|gender|race)|alter|geschlecht|"
     "weight|height|width|size|depth|date|time|year|month|day|fold|(sub)?set|split|part|partition|location|locali[sz]ation|region|country|"
     "city|view.*|orientation|side|laterality|format|source|license|url|quality|count|index|unnamed.*)?"
 )
@@ -115,7 +116,7 @@ def _columns_to_read(table: Table, data: Data, given: Columns) -> Layout:
         index = re.compile(r"(Unnamed: \d+)?")  # of pandas
         rest = [name for name in others if name != split and not index.fullmatch(name)]
         labels, is_one_hot = _find_labels(named, given.get("label"), paths, rest, values)
-        if "Confidence" in rest and {"0", "0.0"} & values["Confidence"]:  # Open Images
+        if "Confidence" in rest and _says_absent(values["Confidence"], labels):
             raise UserError(f"{table.file}:1: 0 in Confidence says that an image lacks the label; remove these rows")
     are_clear = is_one_hot or len(labels) == needs_labels
     if not (are_clear and len(paths) == 1):
@@ -140,6 +141,12 @@ def _notes_on_lists(table: Table, column: str) -> list[Note]:
     fix = "docs/data.md#lists-of-splits-beside-a-table makes a column of them"
     text = f"{table.file}: its rows are split by chance, not by {', '.join(lists)}; {fix}"
     return [Note("warning", text)] if lists else []
+
+
+def _says_absent(confidences: Set[str], labels: Sequence[str]) -> bool:
+    """Whether 0 says that an image lacks the label: in Open Images' tables, and beside 1 alone."""
+    is_known = "LabelName" in labels or are_cells(confidences)
+    return is_known and not confidences.isdisjoint(("0", "0.0"))
 
 
 def _columns_in(value: Any) -> list[str]:

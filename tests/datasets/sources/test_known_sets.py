@@ -184,6 +184,8 @@ def test_rows_of_absent_labels_are_refused(number, tmp_path):
     assert "Confidence" in line_of(read_splits, given)
     (tmp_path / "all.csv").write_text((tmp_path / "all.csv").read_text().replace(f",{number(0)}\n", ",1\n"))
     assert read_splits(given)[0].class_names == ["/m/00", "/m/01"]
+    write(tmp_path, IMAGES, **{"all.csv": ("image,label,Confidence", lambda n: f"{IMAGES[n]},{n % 2},{n % 5 / 4}")})
+    assert read_splits(given)[0].class_names == ["0", "1"]  # of a person or a model
 
 
 def test_official_splits_by_number_are_named(tmp_path):

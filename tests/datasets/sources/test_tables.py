@@ -250,7 +250,7 @@ def test_columns_of_zeros_and_ones(table, tmp_path):
 
 
 def test_columns_of_classes_among_others_of_zeros_and_ones_are_proposed_first(table):
-    shapes = {f"has_{name}": [int(n % 3 == place) for n in range(30)] for place, name in enumerate("cab")}
+    shapes = {name: [int(n % 3 == place) for n in range(30)] for place, name in enumerate(["wells", "platelet", "a"])}
     file = table(files=FILES, file=FILES, male=[0, 1] * 15, **shapes, old=[1, 1, 0] * 10)
     message = line_of(read, file)
     one, several = typed(message, options(file))
