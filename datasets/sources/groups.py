@@ -21,7 +21,7 @@ from datasets.sources.class_names import list_names
 from datasets.sources.path_words import label_in, of_level
 from datasets.sources.rows import Rows
 from datasets.sources.samples import ImageFiles
-from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
+from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
 from datasets.sources.source import Wanted
 from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import Table, open_table
@@ -209,6 +209,7 @@ def group(rows: Rows, wanted: Wanted) -> Rows:
                         f"{shorten(samples.names_for_split[missing[0]])}"
                     )
                 splits[split] = samples.with_arrays(**to_arrays(groups, "groups"))
+                notes += _notes_on_mixed(groups, samples.targets)
         except UserError as error:  # DATA.GROUPS may be of the training
             if are_needed and split != "test":
                 raise
@@ -217,6 +218,16 @@ def group(rows: Rows, wanted: Wanted) -> Rows:
             arrays = {name: values for name, values in samples.arrays.items() if not name.startswith("groups")}
             splits[split] = samples.changed(arrays=arrays)
     return replace(rows, splits=splits).noted(*notes)
+
+
+def _notes_on_mixed(groups: PackedStrings, targets: np.ndarray) -> list[Note]:
+    """A line if the images of each group have several classes, so that there are no figures of groups."""
+    if targets.ndim == 2:
+        return []
+    sizes = Counter(group for group, _ in {*zip(groups, targets.tolist(), strict=True)})
+    fix = "docs/evaluation.md#groups-of-several-classes has the accuracy of each"
+    text = f"no figures of groups without groups: any, as the images of each are of several classes; {fix}"
+    return [Note("screen", text)] if min(sizes.values(), default=1) > 1 else []
 
 
 def _find_groups(listing: ImageFiles, data: Data, given: str) -> StringPacker:

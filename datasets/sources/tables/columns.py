@@ -136,10 +136,10 @@ def _notes_on_lists(table: Table, column: str) -> list[Note]:
         for file in (*root.glob("*.txt"), *root.glob("*/*.txt"))
         if word_in(file.stem) in SPLIT_NAMES and os.access(file, os.R_OK)
     ]
-    stems = {Path(path).stem for path in table.column(column)} if files else set()
+    stems = {Path(path).stem for path in table.column(column) if path} if files else set()
     lists = [str(file) for file in files if not stems.isdisjoint(Path(line.strip()).stem for line in read_lines(file))]
     fix = "docs/data.md#lists-of-splits-beside-a-table makes a column of them"
-    text = f"{table.file}: its rows are split by chance, not by {', '.join(lists)}; {fix}"
+    text = f"{table.file}: lists of splits are not read: {', '.join(lists)}; {fix}"
     return [Note("warning", text)] if lists else []
 
 

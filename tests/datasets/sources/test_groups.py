@@ -144,6 +144,9 @@ def test_folders_in_each_class_folder_are_groups_as_plates_are_unless_they_are_f
     train, val = read_splits(asked)
     assert train.class_names == ["ill", "well"]
     assert (len({*train.groups}) + len({*val.groups}) if train.groups else 0) == number
+    assert bool(told(read_data(Wanted(asked, ("train", "val")), CPU).notes, "groups-of-several-classes")) == bool(
+        number
+    )
     alone = read_splits(asked.changed(groups=None))[0].notes
     assert [one.groups for note in told(alone, "DATA.GROUPS", "screen") for one in typed(note, given)] == (
         [asked.groups] if number else []
