@@ -20,12 +20,12 @@ from configs.yaml_io import shorten
 from datasets.sources.class_names import list_names, positions
 from datasets.sources.groups import suggest_groups
 from datasets.sources.listing import list_directory, name_like
-from datasets.sources.path_words import SPLIT_NAMES
+from datasets.sources.path_words import SPLIT_NAMES, word_in
 from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arrays
 from datasets.sources.source import Source, Wanted, without_labels
 from datasets.sources.tables.cells import UNKNOWN_MARK, columns_option, multi_hot
 from datasets.sources.tables.columns import find_layout
-from datasets.sources.tables.files import LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList
+from datasets.sources.tables.files import LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList, read_lines
 from datasets.sources.tables.joins import MEDIA, is_camera_package, open_for
 from datasets.sources.tables.rows import Rows, table_rows
 from utils.errors import Unavailable, UserError
@@ -63,7 +63,10 @@ class Tables(Source):
         of_train = parts.get("train", parts.get("all", parts[split]))
         listing = read_table(parts[split], of_train, self.wanted)
         if self.reads_train and split in ("train", "all"):
-            listing.notes += suggest_groups(listing, self.data, parts[split].table, self.uncut is not None)
+            table = parts[split].table
+            listing.notes += suggest_groups(listing, self.data, table, self.uncut is not None)
+            if self.uncut and "split" not in self.data.given_columns:
+                listing.notes += _notes_on_lists(table)
         return listing
 
     def find(self) -> Mapping[str, Table]:
@@ -249,6 +252,25 @@ def _notes_on_names(file: Path, names: Sequence[str]) -> list[Note]:
         fix = "if these are several labels of an image: -dataset=csv -opts DATA.MULTI_LABEL=true"
         notes.append(Note("warning", f"{text}; {fix}"))
     return notes
+
+
+def _notes_on_lists(table: Table) -> list[Note]:
+    """A warning about lists of splits beside a table without splits, as test_list.txt; more than 20 are of images."""
+    layout = table.layout
+    root = table.file.parent
+    found = (*root.glob("*.txt"), *root.glob("*/*.txt"))
+    files = [file for file in found if word_in(file.stem) in SPLIT_NAMES and file != table.file]
+    if not layout or layout.split or len(files) > 20:
+        return []
+    stems = {Path(path).stem for path in table.column(layout.path)} if files else set()
+    lists = []
+    for file in files:
+        with suppress(UserError):  # it cannot be read
+            if not stems.isdisjoint(Path(line.strip()).stem for line in read_lines(file)):
+                lists.append(str(file))
+    fix = "docs/data.md#lists-of-splits-beside-a-table makes a column of them"
+    text = f"{table.file}: its rows are split by chance, not by {', '.join(lists)}; {fix}"
+    return [Note("warning", text)] if lists else []
 
 
 def _notes_on_no_label(rows: Rows, class_names: Sequence[str], names_of: Sequence[list[str]], data: Data) -> list[Note]:

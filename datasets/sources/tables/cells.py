@@ -26,17 +26,17 @@ Columns = dict[str, Any]  # DATA.COLUMNS, or some of its keys
 
 class CellValues(dict[str, int | None]):
     """0, 1, None for unknown, or `UNREAD` by the text of a cell: by DATA.COLUMNS, else of 0, false, no and of 1, true,
-    yes. named: by the texts in DATA.COLUMNS; 0 of a column of labels makes the label none.
+    yes.
     """
 
     def __init__(self, columns: Columns) -> None:
-        self.named = {_plain(text): value for text, value in columns.get("cells", {}).items()}
+        self._named = {_plain(text): value for text, value in columns.get("cells", {}).items()}
         self._threshold = columns.get("threshold")
 
     def __missing__(self, text: str) -> int | None:
         plain = _plain(text)
-        if plain in self.named:
-            value = self.named[plain]
+        if plain in self._named:
+            value = self._named[plain]
         elif self._threshold is not None and _NUMBER.fullmatch(plain):
             value = int(float(plain) >= self._threshold)
         else:
@@ -44,10 +44,14 @@ class CellValues(dict[str, int | None]):
         self[text] = value
         return value
 
+    def is_none(self, label: str) -> bool:
+        """Whether DATA.COLUMNS says 0 of a text in a column of labels, which makes the label none."""
+        return bool(self._named) and self._named.get(_plain(label)) == 0
+
     @property
     def words(self) -> list[str]:
         """The texts yes and no that were read."""
-        return sorted(text for text in self if text.lower() in _WORDS.keys() - self.named.keys())
+        return sorted(text for text in self if text.lower() in _WORDS.keys() - self._named.keys())
 
 
 def _plain(text: str) -> str:

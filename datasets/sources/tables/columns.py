@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 from configs.schema import Data
@@ -22,7 +21,7 @@ from datasets.sources.tables.cells import (
     may_be_cells,
     ways_on,
 )
-from datasets.sources.tables.files import FOLDERS, Layout, Table, first_folder, read_lines
+from datasets.sources.tables.files import FOLDERS, Layout, Table, first_folder
 from utils.errors import UserError
 from utils.notes import Note
 
@@ -123,24 +122,7 @@ def _columns_to_read(table: Table, data: Data, given: Columns) -> Layout:
         raise _unclear_columns(table, data, paths, labels, needs_labels)
     used = f"paths {shorten(paths[0])}, labels {shorten(labels)}, splits {shorten(split or 'none')}"
     table.notes.append(Note("log", f"{table.file}: of the columns {shorten(header)} it reads {used} (DATA.COLUMNS)"))
-    if not split and "split" not in given:
-        table.notes += _notes_on_lists(table, paths[0])
     return Layout(paths[0], tuple(labels), is_one_hot, split, split_of, CellValues(given))
-
-
-def _notes_on_lists(table: Table, column: str) -> list[Note]:
-    """A warning about lists of splits beside a table without splits, as test_list.txt. column: of paths."""
-    root = table.file.parent
-    files = [
-        file
-        for file in (*root.glob("*.txt"), *root.glob("*/*.txt"))
-        if word_in(file.stem) in SPLIT_NAMES and os.access(file, os.R_OK)
-    ]
-    stems = {Path(path).stem for path in table.column(column) if path} if files else set()
-    lists = [str(file) for file in files if not stems.isdisjoint(Path(line.strip()).stem for line in read_lines(file))]
-    fix = "docs/data.md#lists-of-splits-beside-a-table makes a column of them"
-    text = f"{table.file}: lists of splits are not read: {', '.join(lists)}; {fix}"
-    return [Note("warning", text)] if lists else []
 
 
 def _says_absent(confidences: Set[str], labels: Sequence[str]) -> bool:

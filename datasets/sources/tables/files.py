@@ -79,7 +79,7 @@ class Layout:
         """
         if not self.is_one_hot:
             texts = [cells[name] for name in self.labels if cells[name]]
-            return [text for text in texts if self.values.named.get(text.lower()) != 0]
+            return [text for text in texts if not self.values.is_none(text)]
         labels = []
         for name in self.labels:
             value = self.values[cells[name]]

@@ -271,6 +271,7 @@ def test_lists_of_splits_beside_a_table_are_named_until_they_are_a_column(line, 
     for name, numbers in (("train_val_list", range(20)), ("test_list", range(20, 30))):
         (tmp_path / f"DIR/{name}.txt").write_text("".join(f"{line.format(f'{n:03}_0')}\n" for n in numbers))
     (tmp_path / "DIR/train_other.txt").write_text("other.png\n")
+    (tmp_path / "DIR/test.txt").mkdir()  # no list
     columns = {"path": "Image Index", "label": "Finding Labels"}
     given = options(tmp_path / "DIR/Data_Entry_2017.csv", columns=columns)
     (note,) = told(read_splits(given)[0].notes, "docs/data.md#lists-of-splits-beside-a-table", "warning")
@@ -281,6 +282,9 @@ def test_lists_of_splits_beside_a_table_are_named_until_they_are_a_column(line, 
     assert sorted(classes_of(test)) == [f"{n:03}_0.png" for n in range(20, 30)]
     assert len(train) + len(val) == 20
     assert not told(train.notes, "lists-of-splits")
+    for name, part in (("train", rows[:20]), ("val", rows[20:])):
+        (tmp_path / f"DIR/{name}.csv").write_text("\n".join(["Image Index,Finding Labels", *part]))
+    assert not told(read_splits(options(tmp_path / "DIR", dataset="csv", columns=columns))[0].notes, "lists-of-splits")
 
 
 def test_arrays_become_class_folders_and_a_workbook_beside_them_is_named(tmp_path, monkeypatch):

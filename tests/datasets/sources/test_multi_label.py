@@ -16,6 +16,7 @@ from datasets.sources.listed.lists import Tables, split_labels
 from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.source import Wanted
 from datasets.sources.split import History, cut_images
+from datasets.sources.tables.cells import CellValues
 from tests.datasets.shards.tar_files import jpeg, tar_of
 
 FOLDS = 5
@@ -83,6 +84,7 @@ def test_a_label_that_says_that_there_is_none_is_named_until_it_is_none(tables):
     assert train.class_names == val.class_names == ["a", "b", "normal"]  # which is beside another label
     assert bits_of(train) == bits_of(val) == "110 100 000 010 000 101"
     assert not told(train.notes, "counts as a class")
+    assert CellValues({"cells": {"Clear, none": 0}}).is_none("clear, None")
 
 
 def test_numbers_are_the_labels_and_the_model_has_the_higher_number_of_classes(tables, cpu):
