@@ -4,7 +4,7 @@ import os
 import time
 from contextlib import suppress
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from utils.errors import did_you_mean
@@ -30,7 +30,8 @@ def name_like(path: Path) -> str:
     hint = ""
     with suppress(OSError):
         if not path.exists():
-            hint = did_you_mean(path.name, chain(*list_directory(path.parent)))
+            names = chain(*list_directory(path.parent))
+            hint = did_you_mean(path.name, islice(names, 10_000))  # a million take a minute
     return hint
 
 

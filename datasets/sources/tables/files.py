@@ -154,8 +154,8 @@ def _find_encoding(file: Path, given: str | None) -> str:
         with contextlib.suppress(UnicodeError):
             if not any("\0" in line for line in read_lines(file, encoding, "strict")):
                 return encoding
-    if is_zipfile(file):  # of Excel or LibreOffice, with another ending
-        raise UserError(f"{file}: {IS_WORKBOOK}")
+    if is_zipfile(file):
+        raise UserError(f"{file}: is a ZIP archive, as workbooks are: unpack it, or save it as CSV")
     raise UserError(
         f"{file}: is not text in {given or 'UTF-8'}; "
         "name its encoding, such as -opts DATA.ENCODING=cp1252; save a workbook as CSV"

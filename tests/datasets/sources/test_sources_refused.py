@@ -36,7 +36,7 @@ ROWS = {  # of train.csv; a part of the error
 # DATA.DATASET, a file and its content, a part of the error
 PATHS = r"""
 dataset | path | content | part
-csv | x.csv | PK\5\6\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0 | x.csv: is a workbook.* CSV$
+csv | x.csv | PK\5\6\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0 | x.csv: is a ZIP archive.* CSV$  # or an archive of Kaggle's
 csv | x.csv | version https://git-lfs\n | x.csv:1:
 csv | x.csv | file,label,label\n1.png,a,b\n | x.csv:1: .*DATA.COLUMNS
 imagenet2012 | a.xlsx | PK | a.xlsx: is a workbook.* CSV$
