@@ -53,7 +53,7 @@ def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -
         classes = of_run
     name, number = Counter(names).most_common(1)[0]
     if number > 1:
-        raise UserError(f"{name} is in {number} runs; give the folds of one seed")
+        raise UserError(f"{name} is in {number} runs; give the folds of one seed, trained by one version")
     logs = np.log([run.evaluation.values.get("calibrated", {}).get("temperature", 1) for run in runs])
     others = np.exp((logs.sum() - logs) / max(len(logs) - 1, 1)).tolist()  # of each fold
     tempered = [replace(part, temperature=one).calibrated for part, one in zip(parts, others, strict=True)]
