@@ -116,6 +116,11 @@ class WithoutValues(TorchDispatchMode):
 
 
 _PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm}
+_WITH_HIDDEN_PRODUCTS = {  # on a CPU; the last two of modules without gradients
+    torch.ops.aten.mkldnn_rnn_layer,
+    torch.ops.aten._native_multi_head_attention,
+    torch.ops.aten._transformer_encoder_layer_fwd,
+}
 
 
 class ProductCounter(TorchDispatchMode):
@@ -138,7 +143,7 @@ class ProductCounter(TorchDispatchMode):
         elif op.overloadpacket == torch.ops.aten.convolution:
             is_transposed = arguments[6]
             products = (operands[0] if is_transposed else result).numel() * operands[1][0].numel()
-        elif op.overloadpacket == torch.ops.aten.mkldnn_rnn_layer:
+        elif op.overloadpacket in _WITH_HIDDEN_PRODUCTS:
             raise NotImplementedError
         if products:
             self.flops += 2 * products * (1 + sum(operand.requires_grad for operand in operands))

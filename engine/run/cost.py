@@ -18,7 +18,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -243,10 +243,11 @@ def peak_flops_per_second(device_name: str, dtype: torch.dtype, tf32: bool) -> f
 
 def describe_model(model: nn.Module, data: Data, dtype: torch.dtype, tf32: bool, context: ProcessContext) -> Model:
     """Counts parameters and FLOPs, and looks up the peak of the devices. dtype, tf32: as `peak_flops_per_second`."""
-    try:
-        flops = flops_per_image(model, data, device="cpu" if context.device.type == "cpu" else "meta")
-    except Exception:  # a model may do anything that tensors without memory, or one image, do not support
-        flops = None
+    flops = None
+    for device in ("cpu", "meta") if context.device.type == "cpu" else ("meta",):
+        with suppress(Exception):  # a model may do anything that tensors without memory, or one image, do not support
+            flops = flops_per_image(model, data, device=device)
+            break
     peak = None
     if context.device.type == "cuda":
         peak = peak_flops_per_second(torch.cuda.get_device_name(context.device), dtype, tf32)

@@ -271,13 +271,25 @@ def test_flops_are_those_of_torchs_counter(name):
         assert flops_per_image(model, options.data, device=device) == counter.get_total_flops()
 
 
-def test_a_recurrent_layer_that_is_one_op_on_a_cpu_is_not_counted_as_nothing():
-    model = torch.nn.LSTM(8, 4)
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention])
+def test_layers_that_are_one_op_on_a_cpu_are_counted(kind, cpu):
+    """Those with attention if no gradient is needed, as behind a frozen backbone."""
+    layer = kind(8, 4).requires_grad_(False)
+
+    class OfRows(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, rows):
+            inputs = [rows] * (3 if kind is torch.nn.MultiheadAttention else 1)
+            return self.layer(*inputs)
+
     images = SimpleNamespace(image_shape=(8, 8))
-    assert flops_per_image(model, images, trains=False) == 2 * 8 * 4 * (8 + 4) * 4  # 8 rows, 4 gates
-    if torch.backends.mkldnn.is_available():
-        with pytest.raises(NotImplementedError):
-            flops_per_image(model, images, device="cpu")
+    expected = flops_per_image(OfRows(), images)
+    if kind is torch.nn.LSTM:
+        assert expected == 2 * 8 * 4 * (8 + 4) * 4  # 8 rows, 4 gates
+    assert describe_model(OfRows(), images, torch.float32, False, cpu).flops_per_image == expected > 0
 
 
 def test_a_view_of_the_class_token_that_is_passed_to_a_module_is_counted():
