@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
 import torch
@@ -305,7 +306,7 @@ def map_tensor(record: TensorRecord) -> Tensor:
 
 def _read_pickled(weights: WeightsFile) -> Tensors:
     file, content = weights.file, weights.content
-    if OPTIONS_ENTRY in weights.entries:  # else torch may have been told to write no CRC-32
+    if weights.own_options and is_zipfile(file):  # another program may have told torch to write no CRC-32
         verify_archive(file)
     from_numpy = _as_tensor if weights.kind == PADDLE else torch.from_numpy
     tensors = find_tensors(content, checked_archive_bytes(file), from_numpy)

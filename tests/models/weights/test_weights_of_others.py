@@ -84,6 +84,7 @@ def test_objects_beside_the_weights_the_ending_and_the_protocol_do_not_matter(tm
     path = tmp_path / f"x{ending}"
     content = objects() | {"state_dict": State(states()), "args": collections.defaultdict(int, a=1)}
     content |= {"loss": torch.nn.CrossEntropyLoss()} if zipped else {}  # else with its source, which is refused
+    content["options"] = "{MODEL: {}, DATA: {}}"  # as in a checkpoint of this program that was saved again
     torch.save(content, path, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
     load_pretrained(model, str(path))
     assert_same_logits(model, RAW)
