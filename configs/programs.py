@@ -123,8 +123,7 @@ def describe_flags(program: Program, given: Given, own: Mapping[str, str]) -> st
 
     own: of each flag of this program its name; a flag that means the same here is left out. "" if nothing is left.
     """
-    rows = [_row(program, word, values, own) for word, values in _with_paths(program, given, own)]
-    rows = [row for row in rows if row]
+    rows = [*filter(None, (_row(program, *one, own) for one in _with_paths(program, given, own)))]
     if program.version and not rows:
         return ""
     listed = f". Here: {'; '.join(rows)[:3000]}" if rows else ""
@@ -136,18 +135,14 @@ def describe_flags(program: Program, given: Given, own: Mapping[str, str]) -> st
 
 def describe_arguments(values: Values) -> str:
     """As `describe_flags`, of the values in an args.yaml of timm that are not timm's defaults."""
-    timm = programs()["timm"]
     defaults = _load("defaults.yaml")["timm"]
-    given = []
-    for key, value in values.items():
-        name = key.replace("_", "-")
-        if value == defaults.get(name):
-            continue
-        words = value if isinstance(value, list) else [value]
-        if isinstance(value, dict):
-            words = [f"{argument}={words}" for argument, words in value.items()]
-        given.append((f"--{name}", [*map(format_value, words)]))
-    return describe_flags(timm, given, {})
+    flags = {key.replace("_", "-"): value for key, value in values.items()}
+    given = [
+        (f"--{name}", re.sub(r"[][{}']", "", format_value(value)).split(", "))
+        for name, value in flags.items()
+        if value != defaults.get(name)
+    ]
+    return describe_flags(programs()["timm"], given, {})
 
 
 def _with_paths(program: Program, given: Given, own: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
@@ -256,8 +251,7 @@ def flags_page() -> str:
     lines.append("\n## other-programs\n")
     lines += [f"- {one['program']}: {one['defaults']}." for one in _load("others.yaml")]
     lines.append("\n## PaddleClas, -o KEY=VALUE\n\n| there | here |\n|---|---|")
-    keys = _load("paddleclas.keys.yaml")
-    lines += [f"| `{key}` | `{ours}` |" for key, ours in keys.items()]
+    lines += [f"| `{key}` | `{ours}` |" for key, ours in _load("paddleclas.keys.yaml").items()]
     return "\n".join(lines)
 
 

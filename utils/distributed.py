@@ -150,7 +150,8 @@ def _report_failure(store: dist.Store, rank: int, local_rank: int, limit_seconds
             if lost["timeout"]:
                 problem = f"waited {limit_seconds:g} s (TIMEOUT_SECONDS) for another rank, which hangs or is stopped"
             name = f"rank {rank} ({socket.gethostname()})"
-            failure: UserError = Unavailable(f"{name} {problem}, or the network is cut")
+            cut = f"and received {error}" if isinstance(error, Interrupted) else "or the network is cut"
+            failure: UserError = Unavailable(f"{name} {problem}, {cut}")
         elif isinstance(error, UserError):
             failure = error
         else:
@@ -178,10 +179,9 @@ def _report_failure(store: dist.Store, rank: int, local_rank: int, limit_seconds
 def _has_lost_connection(error: BaseException) -> re.Match[str] | None:
     """The words by which torch tells that another rank closed its connections, or did not answer; None without them.
 
-    The signal of this program's launcher, which knows the cause, may arrive while such an error is handled. The one of
-    another launcher may be the user's, and has ended the other rank, too.
+    The launcher's signal may arrive while such an error is handled.
     """
-    cause = error.__context__ if isinstance(error, Interrupted) and has_launcher() else error
+    cause = error.__context__ if isinstance(error, Interrupted) else error
     return _LOST_CONNECTION.search(str(cause)) if isinstance(cause, RuntimeError) else None
 
 
@@ -363,9 +363,8 @@ class RankExchange:
         self._pending: tuple[Any, Tensor, bool] | None = None  # the previous call
         if context.world_size > 1:
             try:
-                limit = timedelta(seconds=timeout_seconds)
-                thread = DaemonPool(1)  # in torch, a signal would wait for a rank that the same signal has ended
-                self._group = thread.submit(partial(dist.new_group, backend="gloo", timeout=limit)).result()
+                dist.barrier()  # unlike it, `new_group` waits on for a rank that a signal has ended
+                self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
             except RuntimeError as error:  # NCCL may use another network than gloo
                 if _has_lost_connection(error):
                     raise

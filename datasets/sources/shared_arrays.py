@@ -29,19 +29,15 @@ class MappedArrays(dict[str, np.ndarray]):
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
         self.folder = folder
-        for name in names:
-            # Unlike np.load, open_memmap reads no pickles. A plain view is faster to index than a memmap.
-            self[name] = np.lib.format.open_memmap(folder / f"{name}.npy", mode="r").view(np.ndarray)
+        try:
+            for name in names:
+                # Unlike np.load, open_memmap reads no pickles. A plain view is faster to index than a memmap.
+                self[name] = np.lib.format.open_memmap(folder / f"{name}.npy", mode="r").view(np.ndarray)
+        except FileNotFoundError:  # the owner ends, as by a signal: a worker of it exits without a word
+            raise SystemExit(1) from None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.folder, list(self))
-
-
-def _reopen(folder: Path, names: Iterable[str]) -> MappedArrays:
-    try:
-        return MappedArrays(folder, names)
-    except FileNotFoundError:  # the owner ends, such as by a signal: a worker of it has nothing to say
-        raise SystemExit(1) from None
+        return MappedArrays, (self.folder, list(self))
 
 
 def share_arrays(arrays: Arrays) -> Arrays:
@@ -63,8 +59,10 @@ def share_arrays(arrays: Arrays) -> Arrays:
 
 @cache
 def _warn_of_copies() -> None:
-    problem = f"{tempfile.gettempdir()}: has no room for the list of images, of which each process has a copy now"
-    logging.getLogger(RUN_LOG).warning(f"{problem}; free space, or set TMPDIR")
+    logging.getLogger(RUN_LOG).warning(
+        f"{tempfile.gettempdir()}: has no room for the list of images, of which each process has a copy now; "
+        "free space, or set TMPDIR"
+    )
 
 
 def to_nfc(text: str) -> str:

@@ -190,13 +190,13 @@ class SampleResults:
         """
         figures, readable = self.per_class, self.readable
         # Sums of whole numbers, which float64 has exactly: 0 where the agreement is the one by chance.
-        number, true, predicted = float(len(readable)), figures.count.astype(float), figures.predicted.astype(float)
+        number, true, predicted = len(readable), figures.count, figures.predicted
         observed = number * np.sum(np.abs(self.targets[readable] - self.labels[readable, 0]).astype(float) ** power)
         if power == 1:
             below, below_predicted = np.cumsum(true), np.cumsum(predicted)
             by_chance = float(below @ (number - below_predicted) + below_predicted @ (number - below))
         else:
-            grades = np.arange(len(true))
+            grades = np.arange(len(true), dtype=float)
             by_chance = float(number * ((true + predicted) @ grades**2) - 2 * (true @ grades) * (predicted @ grades))
         return 100 * float(1 - observed / by_chance) if by_chance > 0 else math.nan
 

@@ -51,15 +51,12 @@ class Margins(NamedTuple):
         a single class, all of them.
         """
         counts = np.bincount(self.labels, minlength=self.others.max(initial=0) + 1)
-        recalls = divide(np.bincount(self.labels, self.values >= 0, len(counts)), counts)
-        if np.nansum(recalls) <= 1:
-            return []
         means = divide(np.bincount(self.labels, self.label_probabilities, len(counts)), counts)
         least = np.fmin(means, _ENOUGH)
-        is_suspect = (self.values < 0) & (self.probabilities >= least[self.others])
+        sum_of_recalls = ((self.values >= 0) / counts[self.labels]).sum()  # by chance 1
+        is_suspect = (self.values < 0) & (self.probabilities >= least[self.others]) & (sum_of_recalls > 1.001)
         order = np.argsort(self.values, kind="stable")
-        suspects: list[int] = order[is_suspect[order]].tolist()
-        return suspects
+        return [*order[is_suspect[order]].tolist()]
 
 
 def margins(probabilities: Tensor, targets: Tensor) -> Margins:

@@ -175,11 +175,11 @@ def _group_tiles(run: RunContents, evaluation: Evaluation, split: str) -> list[T
 def _point_tiles(evaluation: Evaluation, split: str) -> list[Tile]:
     """The AUROC of a class, and the figures at its operating point. split: names the images."""
     tiles = []
+    point = evaluation.values.get("operating_point")
     if ranked := evaluation.values.get("class_auroc"):
-        auroc = percent(ranked.get("auroc"))
-        of_class = f", {ranked.get('class')}" if evaluation.values.get("operating_point") else ""  # else of both
-        tiles.append(Tile(f"{split} AUROC{of_class}".strip(), auroc, _interval_in(ranked)))
-    if point := evaluation.values.get("operating_point"):
+        of_class = f", {ranked.get('class')}" if point else ""  # else of both classes
+        tiles.append(Tile(f"{split} AUROC{of_class}".strip(), percent(ranked.get("auroc")), _interval_in(ranked)))
+    if point:
         positive = point.get("class")
         sensitivity, *figures = point_figures(point)
         remark = point.get("sensitivity_interval_missing") or "no threshold"

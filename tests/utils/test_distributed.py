@@ -136,7 +136,8 @@ def test_a_signal_to_all_ranks_of_a_launcher_is_the_cause_while_one_waits_for_an
         process.terminate()
     first, second = map(end, ranks)
     assert (first.status, first.err) == (128 + signal.SIGTERM, "interrupted by SIGTERM\n")
-    assert (second.status, second.err) == (128 + signal.SIGTERM, "")
+    assert (second.status, second.err.count("\n")) == (1, 1)
+    assert "SIGTERM" in second.err
 
 
 @pytest.mark.slow
