@@ -262,14 +262,14 @@ def _notes_on_lists(table: Table) -> list[Note]:
     files = [file for file in found if word_in(file.stem) in SPLIT_NAMES and file != table.file]
     if not layout or layout.split or len(files) > 20:
         return []
-    stems = {Path(path).stem for path in table.column(layout.path)} if files else set()
+    stems = {Path(path).stem for path in table.column(layout.path) if path} if files else set()
     lists = []
     for file in files:
         with suppress(UserError):  # it cannot be read
             if not stems.isdisjoint(Path(line.strip()).stem for line in read_lines(file)):
                 lists.append(str(file))
     fix = "docs/data.md#lists-of-splits-beside-a-table makes a column of them"
-    text = f"{table.file}: its rows are split by chance, not by {', '.join(lists)}; {fix}"
+    text = f"{table.file}: lists of splits are not read: {', '.join(lists)}; {fix}"
     return [Note("warning", text)] if lists else []
 
 
