@@ -363,6 +363,8 @@ def advise_labels(root: Path) -> str | None:
         if _are_classes(labels) and {label_in(expression, path) for path in val} <= labels.keys():
             options = filter(None, [f"DATA.LABELS={expression}", case_folders(train + val, of_labels)])
             classes = f"{len(labels)} classes, {list_names(sorted(labels), _MAX_NAMES)}"
+            if found and found[0].endswith(f" reads {classes}"):
+                continue
             found.insert(0, f"-opts {' '.join(map(quote, options))} reads {classes}")
             if len(found) == 2 or not all(re.search(r"[\W_]\d", label) for label in labels):
                 break
@@ -371,7 +373,9 @@ def advise_labels(root: Path) -> str | None:
 
 def _are_classes(labels: Counter[str]) -> bool:
     """Whether these are no splits, masks or numbered patients, and most are of several images. labels: of each."""
-    if "" in labels or all(map(word_in, labels)) or any(map(is_mask, labels)):
+    masks = set(filter(is_mask, labels))
+    others = " ".join(labels.keys() - masks)  # nomask: of faces
+    if "" in labels or all(map(word_in, labels)) or not all(mask in others for mask in masks):
         return False
     texts = {re.sub(r"\d", "", label) for label in labels} - {""}
     is_usual = 2 <= len(labels) <= labels.total() / 2

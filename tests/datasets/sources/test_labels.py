@@ -86,6 +86,8 @@ one study per patient | train/XR/patient{{{{1,2,3}}/s1_well,{{4,5,6}}/s1_ill}}/{
 sites | site{{A,B,C}}/{{ill,well}}/{{1,2,3}}.png | ill well | 18 | 3
 MURA | {{train,valid}}/XR_{{HAND,WRIST}}/{MURA} | negative positive | 36 | 3
 LIVECell | {{A172,MCF7}}_Phase_A{{7,8}}_{{1,2}}_00d00h00m_{{1,2}}.png | A172 MCF7 | 16 | 0
+LIVECell's kind | {{cat,dog}}-{{1,2}}_{NUMBERS}.jpg | cat dog | 32 | 0
+faces | {{mask,nomask}}.{NUMBERS}.jpg | mask nomask | 16 | 0
 splits in classes | {{a,b}}/{{train,val}}/{NUMBERS}.jpg | a b | 16 | 0
 """
 
