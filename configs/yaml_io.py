@@ -107,9 +107,16 @@ def read_recipe(path: Path, named_in: str = "") -> tuple[Values, dict[str, int]]
         raise UserError(f"{place}: {_problem_of(error)}") from None
 
 
+_ADVICE = {  # for problems that libyaml states without the character
+    "found unexpected ':'": "write a space after each colon",
+    "found character that cannot start any token": "quote a value with it, and indent by spaces, not by tabs",
+    "did not find expected alphabetic or numeric character": "quote a value that begins with * or &",
+}
+
+
 def _problem_of(error: Exception) -> str:
     problem = getattr(error, "problem", None) or first_line(error)
-    return f"{problem}; write a space after each colon" if problem == "found unexpected ':'" else problem
+    return f"{problem}; {_ADVICE[problem]}" if problem in _ADVICE else problem
 
 
 def read_text(path: Path, named_in: str = "", suffix: str = ".yaml") -> str:

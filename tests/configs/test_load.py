@@ -148,6 +148,8 @@ EVAL: {OPERATING_POINT: {class: a, specifity: 0.9}} | \
 SEED: &a 1; SAVE_FREQ: *a | :2: aliases are not allowed
 SAVE: !!python/name:os.system | :1: the tag .* is not allowed
 SEED: !!int [1] | :1: the tag .* is not allowed
+SAVE: *.out | :1: .* \*
+SAVE: @x | :1: .* tabs
 - 1 | :1: expected `KEY: value` lines
 TRAIN: {NUM_EPOCHS: 3, WARMUP_EPOCHS: 4} | :1: TRAIN.WARMUP_EPOCHS 4 exceeds NUM_EPOCHS 3
 BASE: 3 | :1: BASE must be a list of files
