@@ -469,8 +469,9 @@ def check_best_metric(options: Config) -> None:
     metric = options.best_metric
     multi_label = options.data.multi_label
     classes = options.model.num_classes
-    possible = [one for one in metrics_of(multi_label) if classes is None or one.applies(classes, multi_label)]
-    if metric not in possible:
+    known = metrics_of(multi_label)
+    possible = [one for one in known if one.applies(classes or 1, multi_label)]
+    if metric not in (possible if classes else known):
         data = f"DATA.MULTI_LABEL {format_value(multi_label)} and MODEL.NUM_CLASSES {format_value(classes)}"
         names = ", ".join(one.name for one in possible)
         raise UserError(f"EVAL.BEST_METRIC {metric.name} does not apply to {data}; use {names}")

@@ -299,8 +299,9 @@ def model_follows_weights(record: WeightsRecord, model: Model, given: Collection
     try:
         return MODEL_SECTIONS[values["TYPE"]].model_validate(values)
     except (KeyError, TypeError, ValidationError):
-        problem = f"{model.pretrained}: its options describe no model of this version"
-        raise UserError(f"{problem}; give the model with -cfg") from None
+        raise UserError(
+            f"{model.pretrained}: its options describe no model of this version; give the model with -cfg"
+        ) from None
 
 
 def split_follows_weights(record: WeightsRecord, data: Data, given: Set[str]) -> Data:

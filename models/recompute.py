@@ -41,10 +41,8 @@ def enable_grad_checkpointing(model: Any, name: str) -> None:
     try:
         model.set_grad_checkpointing(True)
     except (AttributeError, AssertionError):  # no such method, or a method that refuses
-        raise UserError(
-            f"MODEL.GRAD_CHECKPOINTING: timm does not support it for {name}; "
-            "set it to cheap or false, lower -batch_size"
-        ) from None
+        fix = "cheap or false" if _innermost_blocks(model) else "false"
+        raise UserError(f"MODEL.GRAD_CHECKPOINTING: timm does not support it for {name}; set it to {fix}") from None
 
 
 def _is_saved(unneeded: torch.Size | None, context: SelectiveCheckpointContext, op: Any, *args: Any, **_: Any) -> bool:
@@ -123,8 +121,9 @@ def store_products(model: nn.Module, meta_model: nn.Module, image_shape: tuple[i
         outputs = tree_leaves(meta_model(torch.empty(_TRIAL_BATCH, *image_shape, device="meta")))
         sum(output.sum() for output in outputs).backward()
     except Exception as error:  # of many types, by family
-        problem = f"not for {name} ({first_line(error)})"
-        raise UserError(f"MODEL.GRAD_CHECKPOINTING cheap: {problem}; set it to true") from error
+        raise UserError(
+            f"MODEL.GRAD_CHECKPOINTING cheap: not for {name} ({first_line(error)}); set it to true or false"
+        ) from error
     if not any(observer.weights for observer in observers):
         raise UserError(f"MODEL.GRAD_CHECKPOINTING cheap: {name} calls no blocks; set it to false")
     for block, observer in zip(_innermost_blocks(model), observers, strict=True):

@@ -83,8 +83,7 @@ def main(argv: list[str]) -> int:
 def _compare(metric: Metric, before: SampleResults, after: SampleResults, files: list[Path], margin: float) -> int:
     """Prints the figures of both models and their difference; returns the exit status. Raises UserError: no images."""
     if not len(before.targets):
-        fix = "train NEW with -held_out=OLD, or give others with -data_path"
-        raise UserError(f"no image is left to compare the {metric.title} on; {fix}")
+        raise UserError("no image is left to compare; train NEW with -held_out=OLD, or give others with -data_path")
     for name, found, file in (("OLD", before, files[0]), ("NEW", after, files[1])):
         print_escaped(f"{name}: {metric.title} {metric.text(metric.compute(found))} ({file})")
     difference = metric.sign * (metric.compute(after) - metric.compute(before))
@@ -107,8 +106,10 @@ def _figures_at_points(
     points = [session.evaluator.point for session in (old, new)]
     names = [point.name for point in points if point and point.threshold is not None]
     if len(names) < 2 or names[0] != names[1]:
-        fix = "train both with one EVAL.OPERATING_POINT, or give another metric"
-        raise UserError(f"-metric={POINT}: OLD and NEW need a threshold of one class, not {names}; {fix}")
+        raise UserError(
+            f"-metric={POINT}: OLD and NEW need a threshold of one class, not {names}; "
+            "train both with one EVAL.OPERATING_POINT, or give another metric"
+        )
     was, now = (decide_at(found.calibrated, point) for found, point in zip((before, after), points, strict=True))
     figures = []
     for target, name in enumerate(OF_POINT):

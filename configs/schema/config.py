@@ -145,13 +145,11 @@ class Config(Section):
         model, train = self.model, self.train
         trains = not self.eval.enabled
         if model.pretrained == "timm" and model.type != "timm":
-            needed = "needs MODEL.TYPE timm, not"
-            yield f"MODEL.PRETRAINED timm {needed} {model.type}; use -model=NAME -pretrained=timm"
+            yield f"MODEL.PRETRAINED timm needs a -model of timm's in place of MODEL.TYPE {model.type}"
         if not (trains or model.pretrained or model.resume):
             yield "EVAL.ENABLED: -eval, -predict and -embed need weights; give -resume=RUN or -pretrained=FILE"
         if trains and train.teacher_weights and train.distillation_type == "none":
-            fix = "set TRAIN.DISTILLATION_TYPE to hard (as PaddleViT's scripts) or soft, or remove the teacher"
-            yield f"TRAIN.TEACHER_WEIGHTS needs a distillation; {fix}"
+            yield "TRAIN.TEACHER_WEIGHTS needs a distillation; set TRAIN.DISTILLATION_TYPE to hard or soft, or omit it"
         if self.eval_raw and not train.model_ema:
             yield "EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true or remove EVAL_RAW"
         if trains and train.sqrt_scaled_lr and not model.resume:

@@ -18,6 +18,7 @@ IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".
 PHOTO_EXTENSIONS = (".heic", ".heif", ".avif", ".dcm", ".dicom")  # JPEGs have them, too: the first bytes decide
 UNREAD = {  # extensions, or beginnings of names, and the way on
     ".arrow": "write parquet with datasets (docs/python.md)",
+    ".tar": "read tar shards with -dataset=tar",
     ".mds": "write tar shards or class folders with mosaicml-streaming",
     "chunk-": "write tar shards or class folders with litdata",
 }

@@ -66,8 +66,10 @@ def read_rows(source: Source, wanted: Wanted) -> Rows:
             findings.append(error)
     folds = wanted.data.folds
     if folds and {"train", "val"} <= splits.keys() and not source.has_folds:
-        problem = f"DATA.FOLDS {folds}: {wanted.data.dataset} has a validation split here"
-        findings.append(f"{problem}; give the training part alone with -data_path, or remove DATA.FOLDS")
+        findings.append(
+            f"DATA.FOLDS {folds}: {wanted.data.dataset} has a validation split here; "
+            "give the training part alone with -data_path, or remove DATA.FOLDS"
+        )
     notes = dict[Note, None]()
     for samples in splits.values():
         notes |= dict.fromkeys(samples.notes)  # notes on a whole folder are notes of each split

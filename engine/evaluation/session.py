@@ -341,8 +341,10 @@ def _check_prediction(options: Prediction, config: Config, number: int) -> None:
     """
     least = 1 / config.model.num_logits
     if options.threshold is not None and options.threshold <= least and not config.data.multi_label:
-        problem = f"-threshold={options.threshold:g}: labels no image unknown, as the most probable class"
-        raise UserError(f"{problem} has a probability of at least {least:.3g}; give a higher one, or leave it out")
+        raise UserError(
+            f"-threshold={options.threshold:g}: labels no image unknown, as the most probable class "
+            f"has a probability of at least {least:.3g}; give a higher one, or leave it out"
+        )
     if options.excel:
         require("-format excel", "xlsxwriter")
         if number >= MAX_ROWS:

@@ -158,8 +158,9 @@ def _checkpoint_of(command: Command, context: ProcessContext, logger: RunLogger)
     """The checkpoint that -resume names. Raises UserError: there is none, or the ranks found different ones."""
     found = find_on_all_ranks(command.config, context, logger)
     if found is None:
-        problem = f"-resume auto: no run of this experiment in {command.config.save} has a checkpoint to evaluate"
-        raise UserError(f"{problem}; name a run with -resume=RUN, or give -pretrained")
+        raise UserError(
+            f"-resume auto: no run of this experiment in {command.config.save} has a checkpoint; give -resume=RUN"
+        )
     check_same_checkpoint(found.path, context)
     return found.path
 

@@ -170,8 +170,10 @@ def _check_fixed_options(found: FoundCheckpoint, command: Command) -> None:
     for key in FIXED:
         if key in changed:
             then = format_value(changed[key][0])
-            fix = f"set it to the same value, or {new_run(found, command)}"
-            raise UserError(f"{key}: differs from the checkpoint's {then}, and cannot change in a run; {fix}")
+            raise UserError(
+                f"{key}: differs from the checkpoint's {then}, and cannot change in a run; "
+                f"set it to the same value, or {new_run(found, command)}"
+            )
 
 
 def new_run(found: FoundCheckpoint, command: Command) -> str:
@@ -199,13 +201,16 @@ def _split_of(run: str) -> RunSplit:
     record = read_record(str(files[0] if files else run))
     split: RunSplit | None = record.split if record else None
     if split is None or not split.listed or not len(split.trained):
-        problem = "has no lists of its held-out and training images"
-        raise UserError(f"-held_out {run}: {problem}; give a run whose data have no validation split, or its weights")
+        raise UserError(
+            f"-held_out {run}: has no lists of its images; give a run of data with no validation split, or its weights"
+        )
     return split
 
 
 def _split_as(config: Config, before: RunSplit) -> Config:
     """With the options by which the run of -held_out chose its images, where none are given."""
+    if config.data.folds:
+        raise UserError("-held_out excludes DATA.FOLDS; remove one")
     options = {"val_fraction": before.fraction, "split_seed": before.seed, "groups": before.groups}
     return config.with_data(**{key: options[key] for key in options.keys() - config.data.model_fields_set})
 

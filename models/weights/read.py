@@ -170,7 +170,7 @@ class WeightsFile(Header):
         """The flags for the model of the file, for an error; '' if the file names none, or the model `name`."""
         own = self.own_options.get("MODEL", {}).get("NAME")
         if own:
-            return f"these are weights of {summarize_names([own])}; omit -cfg and -model"
+            return f"these are weights of {summarize_names([own])}; omit -cfg, -model and MODEL"
         return f"the file names -model={self.architecture}" if self.architecture not in ("", name) else ""
 
     @property

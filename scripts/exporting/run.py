@@ -131,7 +131,7 @@ def read_reference(file: Path, model: nn.Module, config: Config) -> Reference:
     if images.shape[1:] != shape or logits.shape != (len(images), classes) or len(images) < 2:
         raise UserError(
             f"-check {file}: images are {tuple(images.shape)}, logits {tuple(logits.shape)}; "
-            f"the model needs (N, *{shape}) and (N, {classes}), N at least 2: set DATA.IMAGE_SIZE or MODEL.NUM_CLASSES"
+            f"the model needs (N, *{shape}) and (N, {classes}), N at least 2: set DATA.IMAGE_SIZE, or give others"
         )
     reference = Reference(images, logits, f"images of {file}")
     reference.check_spread()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from configs.command_line import parse_command_line, to_yaml
 from configs.compare import changed_options, set_by
-from configs.resolve import Facts, follow_facts
+from configs.resolve import Facts, check_best_metric, follow_facts
 from configs.schema import Config
 from configs.schema.compute import PRESETS
 from configs.yaml_io import parse_value, write_yaml
@@ -111,6 +111,12 @@ def test_a_metric_that_does_not_apply_to_the_data_is_refused(metric, multi_label
     message = line_of(follow_facts, config, facts)
     problem = f"DATA.MULTI_LABEL {multi_label} and MODEL.NUM_CLASSES {classes}; use {others}"
     assert f"EVAL.BEST_METRIC {metric} does not apply to {problem}" in message
+
+
+def test_the_metrics_that_are_advised_before_the_classes_are_known_apply_to_three():
+    message = line_of(check_best_metric, options("EVAL.BEST_METRIC=mean_ap"))
+    for name in message.partition("; use ")[2].split(", "):
+        follow_facts(options(f"EVAL.BEST_METRIC={name}"), Facts(classes=3))
 
 
 WARM_UPS = {  # a recipe; the warm-up of a run of 5 epochs; the origins of another one in lines about it
@@ -215,6 +221,9 @@ def test_weights_of_timm_need_a_model_of_timm():
     for flags in ([recipe, name], [name, "-pretrained=timm"]):
         assert model_of(*flags).type == "timm"
         assert model_of(*flags).name == "vit_tiny_patch16_224"
+    refused_flags = ["-pretrained=timm", "-opts", "MODEL.TYPE=vit"]
+    for flags in (refused_flags, [name, *refused_flags]):
+        assert "in place of MODEL.TYPE vit" in line_of(parse_command_line, flags)
     command = parse_command_line([recipe, name, "-pretrained=a.pth"])
     model = command.config.model
     assert (model.dropout, model.attention_dropout, model.droppath) == (0, 0, 0)

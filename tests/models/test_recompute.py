@@ -1,12 +1,13 @@
 """MODEL.GRAD_CHECKPOINTING: true and cheap store less, and have the bits of the gradients without it."""
 
 import inspect
+import re
 from collections import OrderedDict
 from functools import partial
 
 import pytest
 import torch
-from conftest import ROOT, assert_same_state, config_for, model_for, refused, slow
+from conftest import ROOT, assert_same_state, config_for, line_of, model_for, refused, slow
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
@@ -197,10 +198,19 @@ class CallsWhatIsInside(nn.Module):
 @pytest.mark.parametrize(
     "model, reason",
     [
-        (nn.Sequential(OrderedDict(blocks=nn.Sequential(ChangesItsProduct()))), "mutated.*true$"),
+        (nn.Sequential(OrderedDict(blocks=nn.Sequential(ChangesItsProduct()))), "mutated.*true or false$"),
         (CallsWhatIsInside(), "no blocks"),
     ],
 )
 def test_a_block_that_changes_what_is_stored_is_refused(model, reason):
     with refused(rf"^MODEL.GRAD_CHECKPOINTING cheap: .*NAME.*{reason}"):
         store_products(model, copy_to_meta(model), (4,), "NAME")
+
+
+@pytest.mark.parametrize("name", ["vgg11", "selecsls42"])  # without and with blocks in which to recompute
+def test_the_values_that_are_advised_build_the_model(name):
+    def build(value: str) -> None:
+        model_for(config_for(f"-model={name}", "-image_size=64", "-opts", f"MODEL.GRAD_CHECKPOINTING={value}"))
+
+    for value in re.findall("cheap|false", line_of(build, "true")):
+        build(value)

@@ -133,6 +133,8 @@ def test_a_new_run_holds_out_the_old_list_and_a_part_of_the_new_images(grown):
     given = config_for("-opts", "DATA.SPLIT_SEED=5")
     taken = _split_as(given, before).data
     assert (taken.val_fraction, taken.split_seed, taken.groups) == (0.4, 5, "(p.)/")
+    with refused("-held_out excludes DATA.FOLDS"):
+        _split_as(config_for("-opts", "DATA.FOLDS=3", "DATA.FOLD=0"), before)
 
 
 def test_both_models_are_compared_on_images_that_neither_was_trained_on(grown, tmp_path, capsys):

@@ -43,8 +43,9 @@ def read_lines(file: Path, encoding: str = "utf-8-sig", errors: str = "surrogate
         with io.TextIOWrapper(open_regular_file(file), encoding=encoding, errors=errors, newline=None) as lines:
             yield from lines
     except OSError as error:
-        fix = "check the path, DATA.DATA_PATH and DATA.DATASET"
-        raise error_from(error, f"{file}: cannot be read ({error.strerror}){name_like(file)}; {fix}") from error
+        raise error_from(
+            error, f"{file}: cannot be read ({error.strerror}){name_like(file)}; check the path"
+        ) from error
 
 
 @dataclass(frozen=True)

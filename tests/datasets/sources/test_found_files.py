@@ -133,6 +133,7 @@ files | text
 {a,b}/{0,1}.{dng,npy}! | 4 \.dng .*a/0\.dng'; convert images.*; 4 \.npy
 {state.json,data-00000-of-00001.arrow}! | 1 \.arrow .*write parquet
 {index.json,shard.00000.mds}! | 1 \.mds .*mosaicml
+train-000000.tar! | 1 \.tar .*-dataset=tar
 {index.json,chunk-0-0.bin}! | 1 \.bin .*litdata
 """
 

@@ -165,7 +165,7 @@ def test_evaluation_needs_the_head(saved, classes):
 def test_own_weights_of_another_model_name_it(saved):
     options = to_yaml(config_for("-cfg=configs/vit_digits.yaml"))
     path = saved({"model": {"norm.weight": VIT["norm.weight"]}, "options": options})
-    assert refusal(path).endswith("these are weights of vit_digits; omit -cfg and -model")
+    assert refusal(path).endswith("these are weights of vit_digits; omit -cfg, -model and MODEL")
 
 
 def test_options_without_a_name_name_no_model(saved):
