@@ -9,6 +9,8 @@ images are too few to tell; 1 and 2 as of all programs (docs/operation.md).
 
 import shlex
 import sys
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from datasets.sources.samples import Samples
 from datasets.sources.split import hash_paths
 from engine.checkpoint.weights_record import read_record
 from engine.evaluation.images import read_images
-from engine.evaluation.intervals import OF_POINT, decide_at, paired_interval
+from engine.evaluation.intervals import OF_POINT, decide_at, paired_limits
 from engine.evaluation.results import SampleResults
 from engine.evaluation.session import EvaluationSession, build_session
 from engine.run.log import RunLogger
@@ -37,6 +39,7 @@ from utils.processes.entry import run_script
 SCRIPT = "scripts/compare.py"
 NOT_WORSE, WORSE, UNKNOWN = 0, 10, 11  # exit statuses
 POINT = "operating_point"
+_MOST_IMAGES = 10**12
 
 
 def main(argv: list[str]) -> int:
@@ -76,22 +79,27 @@ def main(argv: list[str]) -> int:
     figures = [(metric, before, after)]
     if flags.metric == POINT:
         figures = _figures_at_points(old, new, before, after)
-    statuses = [_compare(*figure, files, flags.margin) for figure in figures]
+    statuses = [_compare(*figure, files, flags.margin, len(is_read)) for figure in figures]
     return min(filter(None, statuses), default=NOT_WORSE)  # of both figures of a point, worse counts first
 
 
-def _compare(metric: Metric, before: SampleResults, after: SampleResults, files: list[Path], margin: float) -> int:
-    """Prints the figures of both models and their difference; returns the exit status. Raises UserError: no images."""
+def _compare(
+    metric: Metric, before: SampleResults, after: SampleResults, files: list[Path], margin: float, images: int
+) -> int:
+    """Prints the figures of both models and their difference; returns the exit status. Raises UserError: no images.
+
+    images: the number of the compared ones, of which a figure at a point has a part.
+    """
     if not len(before.targets):
         raise UserError("no image is left to compare; train NEW with -held_out=OLD, or give others with -data_path")
     for name, found, file in (("OLD", before, files[0]), ("NEW", after, files[1])):
         print_escaped(f"{name}: {metric.title} {metric.text(metric.compute(found))} ({file})")
-    difference = metric.sign * (metric.compute(after) - metric.compute(before))
-    *limits, width = paired_interval(after, before, metric)
-    low, high = sorted(metric.sign * limit for limit in limits)
+    difference = metric.gain(after, before)
+    limits_at = paired_limits(after, before, metric)
+    low, high = limits_at(1)
     order = "NEW - OLD" if metric.sign > 0 else "OLD - NEW"  # positive in favor of NEW
     print(f"Difference, {order}: {difference:+.4g}, 95% interval {low:+.4g} to {high:+.4g}")
-    status, verdict = judge(difference, low, high, width, margin, len(before.targets))
+    status, verdict = judge(limits_at, margin, images)
     print(f"{verdict} (margin {margin:g})")
     return status
 
@@ -144,7 +152,7 @@ def _are_trained(name: str, samples: Samples, session: EvaluationSession, file: 
         is_trained = np.isin(hash_paths(samples.names_for_split), split.trained)
         way = "by path"
     number = np.count_nonzero(is_trained)
-    print(f"Images: {len(samples)}; of them {number} left out, as {name} was trained on them ({way})")
+    print(f"Images: {len(samples)}; training images of {name} among them, left out: {number} ({way})")
     return is_trained
 
 
@@ -159,24 +167,26 @@ def _evaluate(session: EvaluationSession, samples: Samples, context: ProcessCont
     return results
 
 
-def judge(difference: float, low: float, high: float, width: float, margin: float, images: int) -> tuple[int, str]:
-    """The exit status and the verdict, of a difference that is above 0 if the new model is better, and its limits.
+def judge(limits_at: Callable[[float], tuple[float, float]], margin: float, images: int) -> tuple[int, str]:
+    """The exit status and the verdict.
 
-    width: of the bootstrap, which narrows with the square root of the number of images, and other limits with it.
+    limits_at: of the difference, above 0 if the new model is better, with this factor times as many images.
     """
+    low, high = limits_at(1)
     if high < 0:
         return WORSE, "Worse, but within the margin" if low > -margin else "Worse"
     if low > -margin:
         return NOT_WORSE, "Not worse"
-    factors = []
-    if difference > -margin:
-        room = difference + margin
-        factors.append(max((width / room) ** 2, (difference - low) / room))
-    if difference < 0:
-        factors.append(max((width / difference) ** 2, (difference - high) / difference))
+
+    def is_told(number: int) -> bool:
+        low, high = limits_at(number / images)
+        return high < 0 or low > -margin
+
+    numbers = range(images, _MOST_IMAGES)
+    needed = bisect_left(numbers, True, key=is_told)
     fix = "no number of images shows a difference of 0 within a margin of 0"
-    if factors:
-        fix = f"about {images * min(factors):,.0f} images like these are needed in all"
+    if needed < len(numbers):
+        fix = f"about {numbers[needed]:,} images like these are needed in all"
     return UNKNOWN, f"Cannot be told: {fix}"
 
 

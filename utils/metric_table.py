@@ -54,6 +54,10 @@ class Metric:
         first, second = (-math.inf if x is None or not math.isfinite(x) else sign * x for x, sign in signed)
         return first, second
 
+    def gain(self, new: Any, old: Any) -> float:
+        """By how much one `SampleResults` is better than another one."""
+        return self.sign * (self.compute(new) - self.compute(old))
+
     def text(self, value: float | None, unit: str = "%") -> str:
         """'97.83%', a loss '0.0931', '' for no value, 'undefined' for a metric that is NaN. unit: but of the loss."""
         if value is None:

@@ -4,7 +4,7 @@ Legend: N samples, M readable samples, C classes.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
@@ -79,15 +79,15 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
     return [100 * float(limit) for limit in limits], ""
 
 
-def paired_interval(new: SampleResults, old: SampleResults, metric: Metric) -> tuple[float, float, float]:
-    """The 95% limits of the difference of a metric, new - old, of two models on the same readable samples; and the half
-    width of the bootstrap alone.
+def paired_limits(new: SampleResults, old: SampleResults, metric: Metric) -> Callable[[float], tuple[float, float]]:
+    """The 95% limits by which a metric of `new` is better than of `old`, two models on the same readable samples: a
+    function of the factor by which there are more images of each class, 1 for these.
 
     A percentile bootstrap of pairs: the images, or with groups the groups, are drawn for both models together (Efron
-    and Tibshirani, 1993). Models that are equal on few images may differ on others: each limit is at least as far away
-    as the one of Bonett and Price (2012) for n units without a difference, 1.96 * sqrt(2) / (n + 2); but of top-k, as
-    the one of the mean over the classes, or of the smallest class. They are groups only if no group differs. A loss
-    has no such distance.
+    and Tibshirani, 1993); of more images its limits are nearer by the square root. Models that are equal on few images
+    may differ on others: each limit is at least as far away as the one of Bonett and Price (2012) for n units without a
+    difference, 1.96 * sqrt(2) / (n + 2); but of top-k, as the one of the mean over the classes, or of the smallest
+    class. They are groups only if no group differs. A loss has no such distance.
     """
     if metric.name != "auroc" and old.targets.ndim == 1:
         new, old = (replace(results, scores=None, logits=None) for results in (new, old))
@@ -98,20 +98,24 @@ def paired_interval(new: SampleResults, old: SampleResults, metric: Metric) -> t
     for _ in range(min(_DRAWS, max(_FEWEST_DRAWS, _DRAWN_IMAGES // len(units)))):
         drawn = np.bincount(generator.integers(number, size=number), minlength=number)
         rows = np.repeat(old.readable, drawn[units])
-        values.append(metric.compute(new.take(rows)) - metric.compute(old.take(rows)))
+        values.append(metric.gain(new.take(rows), old.take(rows)))
     low, high = np.nanquantile(values, (0.025, 0.975)).tolist()
-    width = (high - low) / 2
-    if metric.name == "loss":
-        return low, high, width
-    difference = metric.compute(new) - metric.compute(old)
-    if width > 0:
+    difference = metric.gain(new, old)
+    if high > low:
         units = np.arange(len(units))
     counts = _units_of_classes(old, units)[0]
     counts = counts[counts > 0]
-    shares = {"top1": [units.max() + 1], "top5": [units.max() + 1], "min_recall": [counts.min()]}
-    counts = np.array(shares.get(metric.name, counts))
-    least = 196 * math.sqrt(2 * np.sum((counts + 2.0) ** -2)) / len(counts)
-    return min(low, difference - least), max(high, difference + least), width
+    total = [units.max() + 1]
+    counts = np.array(
+        {"top1": total, "top5": total, "min_recall": [counts.min()], "loss": [math.inf]}.get(metric.name, counts)
+    )
+
+    def limits_at(factor: float) -> tuple[float, float]:
+        least = 196 * math.sqrt(2 * np.sum((factor * counts + 2.0) ** -2)) / len(counts)
+        below, above = (max(distance / math.sqrt(factor), least) for distance in (difference - low, high - difference))
+        return difference - below, difference + above
+
+    return limits_at
 
 
 def ranking_of(results: SampleResults, label: int, names: Sequence[str]) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from conftest import TINY_VIT, config_for, each_value, refused, run_here, train
 from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.split import RunSplit, hash_paths
 from engine.evaluation.images import IMAGES
-from engine.evaluation.intervals import paired_interval
+from engine.evaluation.intervals import paired_limits
 from engine.evaluation.results import SampleResults, results_of_scores
 from engine.plan.training import _split_as
 from scripts import compare
@@ -50,44 +50,67 @@ def test_the_interval_of_the_difference_is_the_one_of_scipy_and_statsmodels():
     """The figures are of tests/fixtures/paired_figures.py."""
     new, old, groups = paired_hits()
     pair = results_of_hits(new), results_of_hits(old)
-    *found, width = paired_interval(*pair, METRICS["top1"])
-    assert width == pytest.approx((found[1] - found[0]) / 2)
+    found = paired_limits(*pair, METRICS["top1"])(1)
     assert found == pytest.approx(SCIPY, abs=0.3)
     assert found == pytest.approx(STATSMODELS, abs=0.4)
     by_group = (replace(results, groups=groups) for results in pair)
-    assert paired_interval(*by_group, METRICS["top1"])[:2] == pytest.approx(CLUSTERED, abs=0.4)
-    low, high, _ = paired_interval(*pair, METRICS["balanced_accuracy"])
+    assert paired_limits(*by_group, METRICS["top1"])(1) == pytest.approx(CLUSTERED, abs=0.4)
+    low, high = paired_limits(*pair, METRICS["balanced_accuracy"])(1)
     assert (low + high) / 2 == pytest.approx(100 * np.mean([0.1 / 12, 0.45 / 12]), abs=0.3)
 
 
 def test_models_that_are_equal_on_few_images_may_differ():
     """The limits of Bonett and Price; a bootstrap of equal results is 0 to 0."""
     equal = results_of_hits(np.arange(400) < 380)
-    assert paired_interval(equal, equal, METRICS["top1"]) == pytest.approx((*EQUAL, 0), abs=0.01)
+    assert paired_limits(equal, equal, METRICS["top1"])(1) == pytest.approx(EQUAL, abs=0.01)
     grouped = replace(equal, groups=np.array([f"g{number // 8}" for number in range(400)]))
-    assert paired_interval(grouped, grouped, METRICS["top1"])[1] == pytest.approx(196 * 2**0.5 / 52)
-    low, high, _ = paired_interval(equal, equal, METRICS["min_recall"])
+    assert paired_limits(grouped, grouped, METRICS["top1"])(1)[1] == pytest.approx(196 * 2**0.5 / 52)
+    low, high = paired_limits(equal, equal, METRICS["min_recall"])(1)
     assert high == -low > 1.5
-    assert paired_interval(equal, equal, METRICS["loss"]) == (0, 0, 0)
+    assert paired_limits(equal, equal, METRICS["loss"])(1) == (0, 0)
 
 
 VERDICTS = """
-difference | low | high | margin | status | part
-0.1 | -0.4 | 0.6 | 0.5 | 0 | Not worse
--0.1 | -0.6 | 0.4 | 0.5 | 11 | ' 156 images'  # (0.5 / 0.4)^2 = 1.5625
--1.0 | -2.2 | 0.2 | 0.5 | 11 | ' 144 images'  # (1.2 / 1)^2
--1.0 | -1.8 | -0.2 | 0.5 | 10 | Worse
--0.2 | -0.3 | -0.1 | 0.5 | 10 | within the margin
-0.0 | -0.5 | 0.5 | 0.0 | 11 | no number
+low | high | margin | status | part
+-0.4 | 0.6 | 0.5 | 0 | Not worse
+-0.6 | 0.4 | 0.5 | 11 | ' 157 images'  # (0.5 / 0.4)^2 = 1.5625
+-2.2 | 0.2 | 0.5 | 11 | ' 145 images'  # (1.2 / 1)^2, and one more
+-1.8 | -0.2 | 0.5 | 10 | Worse
+-0.3 | -0.1 | 0.5 | 10 | within the margin
+-0.5 | 0.5 | 0.0 | 11 | no number
 """
 
 
 @each_value(VERDICTS)
-def test_the_status_follows_from_the_limits(difference, low, high, margin, status, part):
-    found, verdict = judge(difference, low, high, (high - low) / 2, margin, 100)
+def test_the_status_follows_from_the_limits(low, high, margin, status, part):
+    difference = (low + high) / 2
+
+    def limits_at(factor):
+        width = (high - low) / 2 / factor**0.5
+        return difference - width, difference + width
+
+    found, verdict = judge(limits_at, margin, 100)
     assert found == status
     assert part in verdict
-    assert " 140 images" in judge(0, -0.7, 0.7, 0.3, 0.5, 100)[1]  # 0.7 / 0.5: a limit that is not the bootstrap's
+
+
+@pytest.mark.parametrize("name", ["top1", "balanced_accuracy", "min_recall"])
+@pytest.mark.parametrize("target", [None, 0, 1])
+def test_the_number_of_needed_images_is_the_fewest_whose_interval_tells_it(name, target):
+    """Two equal models on 22 images of a class and 2 of another one; target: the figure of this class alone."""
+
+    def limits_of(images: int):
+        targets = (np.arange(images) % 12 == 0).astype(np.int64)
+        results = results_of_scores(targets, np.eye(2, dtype=np.float32)[targets])
+        if target is not None:
+            results = results.take(np.flatnonzero(targets == target))
+        return paired_limits(results, results, METRICS[name])
+
+    status, verdict = judge(limits_of(24), 5, 24)
+    assert status == compare.UNKNOWN
+    needed = int(verdict.partition("about ")[2].partition(" images")[0].replace(",", ""))
+    assert judge(limits_of(12 * -(-needed // 12)), 5, needed)[0] == compare.NOT_WORSE  # whole dozens have the same mix
+    assert judge(limits_of(12 * ((needed - 1) // 12)), 5, needed)[0] == compare.UNKNOWN
 
 
 def add_images(root: Path, names: range) -> None:
@@ -144,16 +167,16 @@ def test_both_models_are_compared_on_images_that_neither_was_trained_on(grown, t
     (tmp_path / "list.txt").write_text("\n".join(str(data / name) for name in unseen))
     status = compared(old, other, "-margin=5")
     text = capsys.readouterr().out
-    left_out = f"Images: 24; of them {24 - len(unseen)} left out"
-    assert f"{left_out}, as NEW was trained on them (by content)" in text
+    left_out = f"training images of NEW among them, left out: {24 - len(unseen)}"
+    assert f"Images: 24; {left_out} (by content)" in text
     shutil.copy(other / "best.pth", tmp_path)
     compared(old, tmp_path / "best.pth")
-    assert f"{left_out}, as NEW was trained on them (by path)" in capsys.readouterr().out
+    assert f"{left_out} (by path)" in capsys.readouterr().out
     state = torch.load(other / "best.pth", weights_only=True)
     torch.save({key: value for key, value in state.items() if key != "split"}, tmp_path / "best.pth")
     shutil.copy(other / IMAGES, tmp_path)
     compared(old, tmp_path / "best.pth")
-    assert f"{left_out}, as NEW was trained on them (by content)" in capsys.readouterr().out
+    assert f"{left_out} (by content)" in capsys.readouterr().out
     figures = []
     for name, run in (("OLD", old), ("NEW", other)):
         run_here(f"-predict={tmp_path / 'list.txt'}", f"-resume={run}", f"-output={tmp_path / name}")
@@ -172,7 +195,7 @@ def test_new_data_are_compared_without_the_images_that_a_model_was_trained_on(gr
     with refused("-split=all"):
         compared(old, new, f"-data_path={tmp_path}")
     compared(old, new, f"-data_path={tmp_path}", "-split=all")
-    assert "Images: 21; of them 1 left out, as OLD was trained on them (by content)" in capsys.readouterr().out
+    assert "Images: 21; training images of OLD among them, left out: 1 (by content)" in capsys.readouterr().out
 
 
 def test_labels_that_new_has_corrected_are_corrected_as_the_line_says(grown, tmp_path, capsys):
@@ -212,6 +235,8 @@ def test_sensitivity_and_specificity_at_the_threshold_of_each_model_are_compared
         assert f"OLD: {title} of class1 {shares[0][name]:.2f}%" in text
         assert f"NEW: {title} of class1 {shares[1][name]:.2f}%" in text
         assert f"{shares[1][name] - shares[0][name]:+.4g}," in text
+    assert compared(new, new, POINT, "-margin=5") == 11  # half of the images are of a class: 196 * sqrt(2) / (n + 2)
+    assert capsys.readouterr().out.count(f" {np.ceil(2 * (196 * 2**0.5 / 5 - 2)):.0f} images like these") == 2
     state = torch.load(new / "best.pth", weights_only=True)
     (key,) = (key for key in state if "operating_point" in key)
     for threshold, title in ((-99.0, "specificity"), (99.0, "sensitivity")):  # that all images reach, or none
@@ -231,7 +256,7 @@ def test_sensitivity_and_specificity_at_the_threshold_of_each_model_are_compared
 def test_the_status_is_the_one_of_a_cron_job(grown, tmp_path, capsys):
     _, old, new, _ = grown
     assert compared(old, new) == 0
-    assert " 0 left out" in capsys.readouterr().out  # none: NEW was trained with -held_out
+    assert "NEW among them, left out: 0" in capsys.readouterr().out  # none: NEW was trained with -held_out
     assert compared(new, old, "-metric=loss") == 10
     assert compared(new, new, "-metric=balanced_accuracy") == 11
     state = torch.load(new / "best.pth", weights_only=True)
