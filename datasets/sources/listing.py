@@ -31,7 +31,7 @@ def name_like(path: Path) -> str:
     with suppress(OSError):
         if not path.exists():
             names = chain(*list_directory(path.parent))
-            hint = did_you_mean(path.name, islice(names, 10_000))  # a million take a minute
+            hint = did_you_mean(path.name, islice(names, 10_000), 0.8)  # a million take a minute
     return hint
 
 

@@ -19,7 +19,7 @@ FILES = {  # DATA.DATASET, the files in DATA.DATA_PATH, a part of the error
     "classes without images": ("folder", {"train/a/x.txt": "", "train/b/x.txt": ""}, "train/a: contains no images"),
     "one image per class": ("folder", {f"train/{name}": IMAGE for name in FOLDERS}, ": .* too few"),
     "another name of ImageNet": ("imagnet", {}, "known: imagenet2012, "),
-    "a lost table": ("csv", {}, "train.csv: cannot be read .*DATA.DATASET"),
+    "a lost table": ("csv", {}, "train.csv: cannot be read .*check the path"),
     "class folders in place of a table": ("csv", FOLDERS, "train.csv.* -dataset=folder$"),
     "an id of two images": (
         "csv", {"train.csv": f"{TABLE}a,x\n", "a.png": IMAGE, "a.jpg": IMAGE}, "train.csv:2: 'a' is .jpg and .png",
@@ -128,6 +128,10 @@ def test_a_misspelt_path_is_named(tmp_path, cpu):
         assert f"did you mean {known}?" in line_of(read, dataset, tmp_path / name, cpu)
         assert f"did you mean {known}?" in line_of(unlabelled, str(tmp_path / name), Data())
     assert "did you mean" not in line_of(read, "csv", tmp_path / "shapes", cpu)
+    write(tmp_path / "shapes/1.jpg", "")
+    write(tmp_path / "train_list.txt", "shapes/1.jpg 0\n")
+    with refused(r"val_list.txt: cannot be read \([^)]+\); check"):  # it is not train_list.txt
+        read_samples(options(tmp_path, dataset="imagenet2012"), None, cpu, "train", "val")
 
 
 @pytest.mark.parametrize("dataset", [name for name in DATA_SETS if name not in ("digits", "fake") and "/" not in name])
