@@ -247,7 +247,7 @@ def _notes_on_names(file: Path, names: Sequence[str]) -> list[Note]:
         fix = "if it is no label, empty its cells or remove its rows"
         notes.append(Note("warning", f"{list_names(odd)} is trained as a class; {fix}: {file}"))
     words = {word for name in names for word in re.split(r"[,\s]+", name)}
-    if len(words) < len(names):
+    if len(words) < len(names) and not _are_decimals(names):
         text = f"{file}: the {len(names)} classes combine {len(words)} words: {list_names(names, 2)}"
         fix = "if these are several labels of an image: -dataset=csv -opts DATA.MULTI_LABEL=true"
         notes.append(Note("warning", f"{text}; {fix}"))
@@ -314,9 +314,16 @@ def split_labels(target: str, separator: str | None) -> list[str]:
     return list(dict.fromkeys(filter(None, names)))
 
 
+def _are_decimals(texts: Iterable[str]) -> bool:
+    """Whether all are as 1,5 or 1.5; where images have several labels, their number differs."""
+    return all(re.fullmatch(r"\d+[.,]\d+", text) for text in texts)
+
+
 def refuse_several_labels(rows: Rows, data: Data) -> None:
     """Raises UserError for numbers, as '0 3' and '[0, 3]', and for names that recur, as 'cat|dog'."""
     texts = [" | ".join(target) for target in rows.target_ids if target]
+    if _are_decimals(texts):
+        return
     parts_of = Counter(part.strip() for text in texts for part in re.split(r"[|;]", text))
     known = {*texts, *(part for part, count in parts_of.items() if count > 1)}
     for target, target_id in rows.target_ids.items():
@@ -384,7 +391,10 @@ def _find_classes(
 
 
 def _are_numbers(names: Collection[str], wanted: Wanted) -> bool:
-    if wanted.may_name_by_number and any(re.fullmatch(r"0\d+", name) for name in names):  # as 007, of folders
+    known = names if wanted.may_name_by_number else wanted.class_names
+    if _are_decimals(known) and not all(map(_WHOLE_NUMBER.fullmatch, known)):
+        return False
+    if any(re.fullmatch(r"0\d+", name) for name in known):  # as 007, of folders
         return False
     each = [_NUMBER.fullmatch(name) is not None for name in names]
     return 2 * sum(each) >= len(each)

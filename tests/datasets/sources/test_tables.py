@@ -282,6 +282,23 @@ def test_numbers_with_gaps_are_names(labelled, labels):
         assert labels_of(*kept) == dict(zip(FILES, numbers, strict=True))
 
 
+@pytest.mark.parametrize("labels", ["1,0 1,5 2,0 2,5 3,0 3,5", "0,5 1,5 10,25", "1.0 1.5 2.0"])
+def test_decimals_are_names(labelled, labels):
+    """Also by a decimal comma, where no advice makes several labels of them; the folder has the advice of the table."""
+    names = labels.split()
+    classes = dict(zip(FILES, names * 10, strict=False))
+    file = labelled((names * 10)[:30])
+    splits = read(file)
+    known = splits[0].class_names
+    assert known == sorted(names)
+    assert classes_of(*splits) == classes
+    assert not told(splits[0].notes, "MULTI_LABEL")
+    again = read(file, class_names=known, is_new=False)
+    assert labels_of(*again) == labels_of(*splits)
+    (beside,) = typed(line_of(read, file.parent), options(file.parent, dataset="folder"))
+    assert classes_of(*read_samples(beside, None, CPU, "train", "val", is_new=True)) == classes
+
+
 def test_numbers_without_gaps_are_labels(labelled):
     splits = read(labelled([2, 0, 1] * 10))
     assert not splits[0].has_class_names
@@ -310,7 +327,9 @@ def test_classes_of_two_words_are_one_label(labelled):
 
 
 @pytest.mark.parametrize("step", [1, -1], ids=["", "in another order"])
-@pytest.mark.parametrize("labels", [["1", "2", "B"], ["['a']", "['a', 'b']", "['b']"], ["a|b", "b|c", "a|c"]])
+@pytest.mark.parametrize(
+    "labels", [["1", "2", "B"], ["0", "1", "1.5"], ["['a']", "['a', 'b']", "['b']"], ["a|b", "b|c", "a|c"]]
+)
 def test_labels_without_one_meaning_are_refused(labelled, labels, step):
     with refused(r"all.csv:\d"):
         read(labelled(labels[::step] * 10))
