@@ -209,7 +209,8 @@ def _again(run: RunContents, *options: str) -> str:
     """The run with other options, on the same images."""
     folder = run.folder.absolute()
     flags = [f"-cfg={folder / RUN_OPTIONS}"]
-    if (folder / HELD_OUT_FILE).exists():  # data that have grown, or -held_out, would be split in another way
+    has_folds = run.options["DATA.FOLDS"]  # which exclude -held_out
+    if (folder / HELD_OUT_FILE).exists() and not has_folds:  # data that have grown would be split in another way
         flags.append(f"-held_out={folder}")
     if run.options["TRAIN.MINUTES"]:  # else it plans for another speed
         options = (*options, "TRAIN.MINUTES=null")

@@ -142,6 +142,14 @@ def test_the_command_holds_out_the_images_of_the_run(tmp_path):
     assert (again / "held_out.json").read_text() == (folder / "held_out.json").read_text()
 
 
+def test_the_command_of_a_fold_keeps_the_folds(tmp_path):
+    """They exclude -held_out."""
+    run = run_of(tmp_path / "run", FLAT, FLAT, [*WEIGHTS, "DATA.FOLDS=3", "DATA.FOLD=1"], (78.4, 10.2))
+    (tmp_path / "run/held_out.json").write_text("{}")
+    command = parse_command_line(shlex.split(verdict_of(run)[1])[2:])
+    assert (command.flags.held_out, command.config.data.folds) == (None, 3)
+
+
 def test_the_command_has_the_processes_and_does_not_join_a_sweep(tmp_path):
     sweep = tmp_path / "sweep"
     run_of(sweep / "run", FLAT, FLAT, [*WEIGHTS, f"SAVE={sweep}"], (78.4, 10.2))
