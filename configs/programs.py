@@ -136,12 +136,15 @@ def describe_flags(program: Program, given: Given, own: Mapping[str, str]) -> st
 def describe_arguments(values: Values) -> str:
     """As `describe_flags`, of the values in an args.yaml of timm that are not timm's defaults."""
     defaults = _load("defaults.yaml")["timm"]
-    flags = {key.replace("_", "-"): value for key, value in values.items()}
-    given = [
-        (f"--{name}", re.sub(r"[][{}']", "", format_value(value)).split(", "))
-        for name, value in flags.items()
-        if value != defaults.get(name)
-    ]
+    given = []
+    for key, value in values.items():
+        name = key.replace("_", "-")
+        if value == defaults.get(name):
+            continue
+        words = value if isinstance(value, list) else [value]
+        if isinstance(value, dict):
+            words = [f"{argument}={one}" for argument, one in value.items()]
+        given.append((f"--{name}", [word if isinstance(word, str) else format_value(word) for word in words]))
     return describe_flags(programs()["timm"], given, {})
 
 

@@ -138,13 +138,16 @@ def test_an_args_yaml_of_timm_is_answered_with_the_words_for_all_values_but_its_
     """The words are those for the flags; typed after timm's recipe, they work."""
     defaults = yaml.safe_load((ROOT / "configs/programs/defaults.yaml").read_text())["timm"]
     given = {"model": "resnet18", "input_size": [3, 64, 96], "model_kwargs": {"drop_rate": 0.1}, "epochs": 7}
+    given["data_dir"] = f"/my, {'long ' * 20}[1]"
     values = {name.replace("-", "_"): value for name, value in defaults.items()} | given
     (tmp_path / "args.yaml").write_text(yaml.safe_dump(values))
     line = line_of(parse_command_line, [f"-cfg={tmp_path}/args.yaml"])
-    rows = dict(row.split(": -", 1) for row in line.partition("Here: ")[2].partition(". For the rest")[0].split("; "))
-    assert {*rows} == {"--model resnet18", "--input-size 3 64 96", "--model-kwargs 'drop_rate: 0.1'", "--epochs 7"}
+    rows = dict(row.split(": ", 1) for row in line.partition("Here: ")[2].partition(". For the rest")[0].split("; "))
+    data = shlex.join(["--data-dir", given["data_dir"]])
+    words = {"--model resnet18", "--input-size 3 64 96", "--model-kwargs drop_rate=0.1", "--epochs 7", data}
+    assert {*rows} == words
     config = config_for(
-        "-cfg=configs/programs/timm.yaml", *(word for words in rows.values() for word in shlex.split(f"-{words}"))
+        "-cfg=configs/programs/timm.yaml", *(word for words in rows.values() for word in shlex.split(words))
     )
     assert (config.train.num_epochs, config.data.image_size) == (7, (64, 96))
-    assert config.model.kwargs == {"drop_rate": 0.1}
+    assert (config.model.kwargs, config.data.data_path) == ({"drop_rate": 0.1}, given["data_dir"])
