@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from configs.schema import Data
-from datasets.sources.class_names import list_names, names_of_labels
+from datasets.sources.class_names import list_names, names_of_labels, new_names
 from datasets.sources.samples import Samples
 from engine.evaluation.results import name_of_target
 from engine.run.facts import ImagesRead
@@ -91,7 +91,7 @@ def write_images(
             for path, target, group, content in zip(samples.paths, samples.targets, groups, of_split, strict=False):
                 digest = content.tobytes().hex() if content.any() else known.get((split, path), "")
                 rows.append(Row(split, path, name_of_target(target, names), group, digest))
-        problems = differences(before, rows) if is_same else []
+        problems = differences(before, rows, data.rename) if is_same else []
         if not known:
             problems += trained_on(before, rows)
         for problem in problems:
@@ -119,24 +119,28 @@ def _gather(samples: Samples, context: ProcessContext) -> np.ndarray:
     return tensor.cpu().numpy()
 
 
-def differences(before: Sequence[Row], now: Sequence[Row]) -> list[str]:
-    """What differs in the splits of `now`; nothing for other data, which have less than half of the paths."""
+def differences(before: Sequence[Row], now: Sequence[Row], renames: Mapping[str, str] | None = None) -> list[str]:
+    """What differs in the splits of `now`; nothing for other data, which have less than half of the paths.
+
+    renames: DATA.RENAME of `now`.
+    """
     splits = {row.split for row in now}
     if splits == {"all"}:
         before = [row._replace(split="all") for row in before]
     old = {row[:2]: row for row in before if row.split in splits}
     new = {row[:2]: row for row in now}
     common = old.keys() & new.keys()
-    changed = [key for key in common if _differ(old[key], new[key])]
+    changed = [key for key in common if _differ(old[key], new[key], renames)]
     found = {"changed": changed, "missing": old.keys() - common, "new": new.keys() - common}
     texts = [f"{len(keys)} {kind} ({_named(keys)})" for kind, keys in found.items() if keys]
     is_other = 2 * len(common) <= len(old)
     return [] if is_other or not texts else [f"the figures are of other images than before: {', '.join(texts)}"]
 
 
-def _differ(one: Row, other: Row) -> bool:
-    """Whether the label differs, or the content, if both are known."""
-    return one.label != other.label or len({one.sha256, other.sha256} - {""}) > 1
+def _differ(one: Row, other: Row, renames: Mapping[str, str] | None) -> bool:
+    """Whether the labels differ, with the old ones renamed, or the content, if both are known."""
+    labels = {*new_names(one.label.split(" | "), renames)}
+    return labels != {*other.label.split(" | ")} or len({one.sha256, other.sha256} - {""}) > 1
 
 
 def trained_on(before: Sequence[Row], now: Sequence[Row]) -> list[str]:

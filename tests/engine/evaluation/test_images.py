@@ -92,6 +92,8 @@ def test_a_run_lists_the_files_that_it_has_read(argv, data, tmp_path):
 
 def test_images_that_differ_from_the_runs_are_named(argv, data, tmp_path):
     run = train(argv)
+    strict = ["-opts", "DATA.IMAGE_HASHES=strict"]
+    run_here("-eval", f"-resume={run}", f"-output={tmp_path / 'renamed'}", *strict, "DATA.RENAME={class0: new}")
     noise(data / "val/class0/0.png", 7)
     (data / "val/class1/1.png").unlink()
     noise(data / "val/class1/new.png", 8)
@@ -102,7 +104,7 @@ def test_images_that_differ_from_the_runs_are_named(argv, data, tmp_path):
     for part in ("1 changed ('class0/0.png')", "1 missing ('class1/1.png')", "1 new ('class1/new.png')"):
         assert part in text
     with refused("strict"):
-        run_here(*evaluation, f"-output={tmp_path / 'strict'}", "-opts", "DATA.IMAGE_HASHES=strict")
+        run_here(*evaluation, f"-output={tmp_path / 'strict'}", *strict)
     assert read_result(only_run(tmp_path / "strict", "eval"))["top1"] is None
     longer = [*argv, f"-resume={run}", "-opts", "TRAIN.NUM_EPOCHS=4", "DATA.IMAGE_HASHES=strict"]
     for number in (2, 1):  # then no training image is read again
@@ -212,6 +214,10 @@ def test_other_data_with_some_equal_names_are_no_difference():
     assert not differences(before, [row._replace(sha256="") for row in before])  # not read
     assert "1 changed" in differences(before, [before[0]._replace(label="b", sha256=""), *before[1:]])[0]
     assert not differences(before, [row._replace(split="val") for row in before])
+    several = [row._replace(label="a | b | c") for row in before]
+    merged = [row._replace(label="b | d") for row in before]
+    assert not differences(several, merged, {"a": "d", "c": "d"})
+    assert "10 changed" in differences(several, merged, {"a": "d"})[0]
     assert "2 image(s)" in trained_on(before, [row._replace(split="val", path="y") for row in before[:2]])[0]
     assert not trained_on([row._replace(sha256="") for row in before], [Row("val", "y", "a", "", "")])
     assert not trained_on(before, before)  # who evaluates the training images asked for them
