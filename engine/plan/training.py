@@ -75,7 +75,7 @@ def find_on_all_ranks(
     def runs_of_experiment() -> Iterator[Path]:
         for folder in runs_newest_first(Path(config.save)):
             if mismatch := experiment_mismatch(folder / RUN_OPTIONS, config):
-                passed.append(f"{folder}: {mismatch}")
+                passed.append(f"{folder.name}: {mismatch}")
             else:
                 yield folder
 
@@ -86,6 +86,9 @@ def find_on_all_ranks(
         for note in found.notes:
             logger.warn(f"Resume: skipped: {note}")
         logger.log(f"----- Resume: from {found.path}")
+    elif not config.eval.enabled:
+        reason = [*passed, f"no run in {config.save} is of this experiment"][0]
+        logger.note(Note("screen", f"Resume: {reason}; a new run starts (-resume=RUN continues another)"))
     return found
 
 
@@ -273,9 +276,6 @@ def plan_training(
     if context.is_main:
         check_loggers(config.loggers)
     found = find_on_all_ranks(config, context, logger, locks)
-    if config.model.resume and not found:
-        fix = "starting a new run (-resume=RUN continues another)"
-        logger.note(Note("screen", f"Resume: no run in {config.save} is of this experiment; {fix}"))
     if found:
         _check_fixed_options(found, command)
         if command.flags.cfg or config.model.resume == AUTO:  # else the run's options are used

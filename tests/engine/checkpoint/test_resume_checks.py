@@ -323,6 +323,20 @@ def test_runs_of_other_experiments_are_passed_over(digits_run, digits_argv, tmp_
     assert [(state["epoch"], state["done_steps"]) for state in done] == [(1, 0), (0, 3)]  # of 5 steps in an epoch
 
 
+def test_the_screen_says_why_the_newest_run_is_passed_over(digits_run, digits_argv, tmp_path, capsys):
+    """A run that was given more epochs is of a command with as many; docs/resume.md."""
+    first = digits_run("TRAIN.MAX_STEPS=1")
+    train([f"-resume={first}", "-epochs=3"])
+    capsys.readouterr()
+    argv = ["-resume=auto", *digits_argv]
+    train([*argv, "TRAIN.NUM_EPOCHS=3", "TRAIN.MAX_STEPS=2"])
+    assert only_run(tmp_path / "out") == first
+    assert first.name + ": " not in capsys.readouterr().out
+    assert run_here(*argv, "TRAIN.MAX_STEPS=1") == 0
+    assert len(run_folders(tmp_path / "out")) == 2
+    assert f"{first.name}: TRAIN.NUM_EPOCHS 3, this run has 2" in capsys.readouterr().out
+
+
 def test_evaluation_of_the_newest_run(digits_run, digits_argv, tmp_path):
     folder = digits_run("TRAIN.MAX_STEPS=3")
     argv = ["-eval", "-resume=auto", *digits_argv]
