@@ -247,7 +247,8 @@ def _notes_on_names(file: Path, names: Sequence[str]) -> list[Note]:
         fix = "if it is no label, empty its cells or remove its rows"
         notes.append(Note("warning", f"{list_names(odd)} is trained as a class; {fix}: {file}"))
     words = {word for name in names for word in re.split(r"[,\s]+", name)}
-    if len(words) < len(names) and not _are_decimals(names):
+    have_commas = "," in "".join(names) and _are_decimals(names)  # 0,5 is a grade, or 0 and 5
+    if len(words) < len(names) or have_commas:
         text = f"{file}: the {len(names)} classes combine {len(words)} words: {list_names(names, 2)}"
         fix = "if these are several labels of an image: -dataset=csv -opts DATA.MULTI_LABEL=true"
         notes.append(Note("warning", f"{text}; {fix}"))
