@@ -274,7 +274,7 @@ def test_flops_are_those_of_torchs_counter(name):
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention])
 def test_layers_that_are_one_op_on_a_cpu_are_counted(kind, cpu):
     """Those with attention if no gradient is needed, as behind a frozen backbone."""
-    layer = kind(8, 4).requires_grad_(False)
+    layer = kind(8, 4, batch_first=True).requires_grad_(False)
 
     class OfRows(torch.nn.Module):
         def __init__(self):
