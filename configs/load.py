@@ -33,6 +33,13 @@ _MAX_FILES = 32  # files that name each other twice in a chain of 32 would be re
 DROP_RATES = ("DROPOUT", "ATTENTION_DROPOUT", "DROPPATH")  # of MODEL: a part of the training, not of the architecture
 _GOALS = {"sensitivity", "specificity"}
 _NO_PLACES: Mapping[str, str] = {}
+_SECTION = "must be a section of keys, as `KEY: value`"
+_TEXT_OF = {  # by pydantic's type of an error
+    "model_type": _SECTION,
+    "union_tag_not_found": _SECTION,
+    "dict_type": "must be {name: value}",
+    "float_type": "must be a number, such as 0.001",
+}
 
 
 class Row(NamedTuple):
@@ -124,7 +131,7 @@ class OptionTable:
         for section, row in self.rows.items():
             start = f"{section}."
             if row.value != {} and any(key.startswith(start) for key in self.rows):
-                raise UserError(f"{row.source}: {section} is {shorten(row.value)}: must be a section of keys")
+                raise UserError(f"{row.source}: {section} is {shorten(row.value)}: {_SECTION}")
 
 
 def _switches(values: Values) -> dict[str, Values]:
@@ -434,8 +441,8 @@ def mistakes_in(errors: Sequence[ErrorDetails], table: OptionTable) -> UserError
 def _key_of(error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden":
         return ".".join(str(part) for part in error["loc"] if part not in MODEL_SECTIONS)
-    parts = (part for part in error["loc"] if isinstance(part, str) and part.isupper())  # keys, not union members
-    return ".".join(parts)
+    parts = (str(part) for part in error["loc"])
+    return ".".join(part for part in parts if part.isupper() or part in _GOALS)  # keys, not union members
 
 
 def _error_line(key: str, error: ErrorDetails, table: OptionTable) -> str:
@@ -448,8 +455,7 @@ def _error_line(key: str, error: ErrorDetails, table: OptionTable) -> str:
         name = message.split()[0].rstrip(":")
         full = f"{key}.{name}".lstrip(".")
         return f"{table.origin(full) or origin}{full}{message.removeprefix(name)}"
-    if error["type"] in ("model_type", "union_tag_not_found"):
-        message = "must be a section of keys"
+    message = _TEXT_OF.get(error["type"], message)
     names = re.findall("'([^']+)'", error.get("ctx", {}).get("expected", ""))  # of a value that is one of several
     typed = format_value(given).lower()
     with_it = [name for name in names if typed in name][:1]  # quadratic_kappa of kappa

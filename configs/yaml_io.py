@@ -23,6 +23,7 @@ _SURROGATES = re.compile(r"\\ud[89ab]\w\w\\ud[c-f]\w\w", re.IGNORECASE)  # of JS
 _MAX_KEY_CHARS, _MAX_DEPTH = 100, 100
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
+_SHORT.repr_tuple = _SHORT.repr_list  # type: ignore[method-assign, assignment]  # as YAML has it
 
 _TAGS = ("null", "bool", "int", "float", "str", "map", "seq")
 _NULL, _BOOL, _INT, _FLOAT, _STR, _MAP, _SEQ = (f"tag:yaml.org,2002:{name}" for name in _TAGS)
@@ -73,7 +74,7 @@ def _compose(text: str) -> yaml.Node | None:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         problem = ""
         if isinstance(event, yaml.AliasEvent):
-            problem = "aliases are not allowed"
+            problem = "aliases are not allowed; write the value itself"
         elif depth > _MAX_DEPTH:  # libyaml 0.2.5 composes deeper ones until its stack overflows
             problem = "is nested too deeply"
         if problem:
@@ -107,10 +108,15 @@ def read_recipe(path: Path, named_in: str = "") -> tuple[Values, dict[str, int]]
         raise UserError(f"{place}: {_problem_of(error)}") from None
 
 
-_ADVICE = {  # for problems that libyaml states without the character
+_ADVICE = {  # for problems as libyaml states them: without the character, some in the line below
     "found unexpected ':'": "write a space after each colon",
     "found character that cannot start any token": "quote a value with it, and indent by spaces, not by tabs",
     "did not find expected alphabetic or numeric character": "quote a value that begins with * or &",
+    "found a tab character that violates indentation": "indent by spaces, not by tabs",
+    "could not find expected ':'": "write `KEY: value` in the line above, with a space after the colon",
+    "mapping values are not allowed in this context": "write `KEY: value` here and in the line above, with a space "
+    "after the colon, indented as the keys beside it; quote a text with a colon",
+    "did not find expected key": "indent the keys of a section equally, and quote a whole text or no part of it",
 }
 
 

@@ -145,11 +145,24 @@ DATA: {}; DATA.BATCH_SIZE: 0 | :2: DATA.BATCH_SIZE is 0: .*greater than or equal
 DATA.BATCH_SIZE.X: 3; DATA.BATCH_SIZE: 4 | :2: DATA.BATCH_SIZE is 4: must be a section
 EVAL: {OPERATING_POINT: {class: a, specifity: 0.9}} | \
   :1: unknown key EVAL.OPERATING_POINT.specifity; did you mean EVAL.OPERATING_POINT.specificity\?
-SEED: &a 1; SAVE_FREQ: *a | :2: aliases are not allowed
+SEED: &a 1; SAVE_FREQ: *a | :2: aliases are not allowed; write the value
 SAVE: !!python/name:os.system | :1: the tag .* is not allowed
 SEED: !!int [1] | :1: the tag .* is not allowed
 SAVE: *.out | :1: .* \*
 SAVE: @x | :1: .* tabs
+TRAIN:; \tNUM_EPOCHS: 4 | :2: .* spaces, not by tabs
+TRAIN:;   BASE_LR: 1; \tNUM_EPOCHS: 4 | :3: .* spaces, not by tabs
+TRAIN:;   NUM_EPOCHS:4;   BASE_LR: 1 | :3: .* `KEY: value` here and in the line above
+TRAIN:;   NUM_EPOCHS = 4;   BASE_LR: 1 | :3: .* `KEY: value` here and in the line above
+TRAIN:;   BASE_LR: 1;   NUM_EPOCHS:4 | :4: .* `KEY: value` in the line above
+TRAIN:;   NUM_EPOCHS:4 | :1: TRAIN is 'NUM_EPOCHS:4': .* `KEY: value`
+TRAIN:;   BASE_LR: 1;    NUM_EPOCHS: 4 | :3: .* indented
+TRAIN:;   BASE_LR: 1;  NUM_EPOCHS: 4 | :3: .* indent
+NAME: run: 3 | :1: .* quote
+DATA: {RENAME: [a, b]} | :1: DATA.RENAME is \['a', 'b'\]: .*{name: value}
+TRAIN: {BASE_LR: "0,001"} | :1: TRAIN.BASE_LR is '0,001': .*0\.001
+TRAIN: {CUTMIX_MINMAX: [0.2, [0.8]]} | :1: TRAIN.CUTMIX_MINMAX is \[0.8\]
+EVAL: {OPERATING_POINT: {class: a, specificity: 90}} | :1: EVAL.OPERATING_POINT.specificity is 90
 - 1 | :1: expected `KEY: value` lines
 TRAIN: {NUM_EPOCHS: 3, WARMUP_EPOCHS: 4} | :1: TRAIN.WARMUP_EPOCHS 4 exceeds NUM_EPOCHS 3
 BASE: 3 | :1: BASE must be a list of files
@@ -170,7 +183,8 @@ LONG = [
 
 @pytest.mark.parametrize("text, expected", [*cells_of(YAML_MISTAKES.replace("\\\n", "")), *LONG])
 def test_mistakes_in_yaml_name_file_line_and_key(text, expected, tmp_path):
-    message = error_of(f"-cfg={write(tmp_path, 'recipe.yaml', text.replace('; ', chr(10)))}")
+    content = text.replace("; ", "\n").replace(r"\t", "\t")
+    message = error_of(f"-cfg={write(tmp_path, 'recipe.yaml', content)}")
     assert re.search(expected, message), message
 
 
