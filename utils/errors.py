@@ -155,7 +155,7 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     by_lower = {candidate.lower(): candidate for candidate in known}
     best = ""
     matcher = difflib.SequenceMatcher(b=name.lower())
-    for candidate in sorted(by_lower):  # of equal ratios the last
+    for candidate in sorted(by_lower, reverse=True):  # of equal ratios the last: species_00 for species_0
         matcher.set_seq1(candidate)
         # The cheapest bound first; difflib.get_close_matches computes the ratio of each candidate above the cutoff.
         bounds = (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)

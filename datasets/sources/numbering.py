@@ -66,7 +66,9 @@ def check_renames(renames: Mapping[str, str], names: Set[str], renamed: Collecti
     """Raises UserError for an old name that is not in `names` and whose new name is not in `renamed`."""
     for old, new in renames.items():
         if old not in names and new not in renamed:
-            raise UserError(f"DATA.RENAME: {place} has no class {shorten(old)}{did_you_mean(old, names)}; correct it")
+            raise UserError(
+                f"DATA.RENAME: {place} has no class {shorten(old)}{did_you_mean(old, names) or '; correct it'}"
+            )
 
 
 def take_classes(rows: Rows, wanted: Wanted) -> Rows:

@@ -18,6 +18,7 @@ from torch import Tensor
 from configs.batch_plan import EpochLayout
 from configs.weights import PADDLE, read_entries
 from configs.yaml_io import format_value, parse_value
+from datasets.sources.listing import name_like
 from engine.checkpoint.run_folder import (
     BEST,
     FILE,
@@ -196,11 +197,11 @@ def _raise_not_found(resume: str, refused: Sequence[UserError]) -> None:
         return
     named = _with_extension(Path(resume))
     problem = "no checkpoint found" if named.exists() else "no such file or folder"
-    fix = "give a .pth file, the folder of a run, or auto"
+    fix = name_like(named) or "; give a .pth file, the folder of a run, or auto"
     if runs := runs_newest_first(named):
         problem = "is a folder of runs"
-        fix = f"give one of them, such as {shlex.quote(str(runs[0]))}"
-    raise Unavailable(f"-resume {resume}: {problem}; {fix}")
+        fix = f"; give one of them, such as {shlex.quote(str(runs[0]))}"
+    raise Unavailable(f"-resume {resume}: {problem}{fix}")
 
 
 def _sharded_in(run: Path) -> list[Path]:

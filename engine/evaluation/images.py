@@ -82,7 +82,10 @@ def write_images(
 
     def write() -> None:
         source = Path(weights).parent if weights and Path(weights).exists() else folder  # timm's are in none
-        before = read_images(source)
+        before = [
+            row._replace(label=" | ".join(new_names(row.label.split(" | "), data.rename)))
+            for row in read_images(source)
+        ]
         known: dict[tuple[str, ...], str] = {row[:2]: row.sha256 for row in before if source == folder}
         rows = list[Row]()
         for (split, samples), of_split in zip(splits.items(), hashes, strict=True):
@@ -91,7 +94,7 @@ def write_images(
             for path, target, group, content in zip(samples.paths, samples.targets, groups, of_split, strict=False):
                 digest = content.tobytes().hex() if content.any() else known.get((split, path), "")
                 rows.append(Row(split, path, name_of_target(target, names), group, digest))
-        problems = differences(before, rows, data.rename) if is_same else []
+        problems = differences(before, rows) if is_same else []
         if not known:
             problems += trained_on(before, rows)
         for problem in problems:
@@ -119,28 +122,24 @@ def _gather(samples: Samples, context: ProcessContext) -> np.ndarray:
     return tensor.cpu().numpy()
 
 
-def differences(before: Sequence[Row], now: Sequence[Row], renames: Mapping[str, str] | None = None) -> list[str]:
-    """What differs in the splits of `now`; nothing for other data, which have less than half of the paths.
-
-    renames: DATA.RENAME of `now`.
-    """
+def differences(before: Sequence[Row], now: Sequence[Row]) -> list[str]:
+    """What differs in the splits of `now`; nothing for other data, which have less than half of the paths."""
     splits = {row.split for row in now}
     if splits == {"all"}:
         before = [row._replace(split="all") for row in before]
     old = {row[:2]: row for row in before if row.split in splits}
     new = {row[:2]: row for row in now}
     common = old.keys() & new.keys()
-    changed = [key for key in common if _differ(old[key], new[key], renames)]
+    changed = [key for key in common if _differ(old[key], new[key])]
     found = {"changed": changed, "missing": old.keys() - common, "new": new.keys() - common}
     texts = [f"{len(keys)} {kind} ({_named(keys)})" for kind, keys in found.items() if keys]
     is_other = 2 * len(common) <= len(old)
     return [] if is_other or not texts else [f"the figures are of other images than before: {', '.join(texts)}"]
 
 
-def _differ(one: Row, other: Row, renames: Mapping[str, str] | None) -> bool:
-    """Whether the labels differ, with the old ones renamed, or the content, if both are known."""
-    labels = {*new_names(one.label.split(" | "), renames)}
-    return labels != {*other.label.split(" | ")} or len({one.sha256, other.sha256} - {""}) > 1
+def _differ(one: Row, other: Row) -> bool:
+    """Whether the label differs, or the content, if both are known."""
+    return one.label != other.label or len({one.sha256, other.sha256} - {""}) > 1
 
 
 def trained_on(before: Sequence[Row], now: Sequence[Row]) -> list[str]:

@@ -255,6 +255,12 @@ def test_a_limit_of_the_address_space_is_named_in_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("error: ulimit -v is 500000: ")
 
 
+def test_the_hint_is_the_first_name_of_equal_ratios():
+    known = [f"species_{number:02}" for number in range(12)]
+    for order in (known, known[::-1]):
+        assert did_you_mean("Species_0", order) == "; did you mean species_00?"
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_hint_is_a_name_of_the_highest_ratio_of_difflib(seed):
     generator = random.Random(seed)

@@ -179,6 +179,8 @@ def test_a_search_without_a_result_is_one_line(tmp_path):
         load_checkpoint(file)
     with refused("-resume nothing: no such file or folder"):
         find_checkpoint("nothing", CPU)
+    with refused("did you mean run.pdparams"):
+        find_checkpoint(f"{tmp_path}/run-1.pdparams", CPU)
 
 
 class Killed(BaseException):
