@@ -116,6 +116,7 @@ _ADVICE = {  # for problems as libyaml states them: without the character, some 
     "could not find expected ':'": "write `KEY: value` in the line above, with a space after the colon",
     "mapping values are not allowed in this context": "write `KEY: value` here and in the line above, with a space "
     "after the colon, indented as the keys beside it; quote a text with a colon",
+    "found unexpected end of stream": "close each quotation mark",
     "did not find expected key": "indent the keys of a section equally, and quote a whole text or no part of it",
 }
 

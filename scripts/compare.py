@@ -39,7 +39,6 @@ from utils.processes.entry import run_script
 SCRIPT = "scripts/compare.py"
 NOT_WORSE, WORSE, UNKNOWN = 0, 10, 11  # exit statuses
 POINT = "operating_point"
-_MOST_IMAGES = 10**12
 
 
 def main(argv: list[str]) -> int:
@@ -182,7 +181,7 @@ def judge(limits_at: Callable[[float], tuple[float, float]], margin: float, imag
         low, high = limits_at(number / images)
         return high < 0 or low > -margin
 
-    numbers = range(images, _MOST_IMAGES)
+    numbers = range(images, 10**12)
     needed = bisect_left(numbers, True, key=is_told)
     fix = "no number of images shows a difference of 0 within a margin of 0"
     if needed < len(numbers):

@@ -159,6 +159,7 @@ TRAIN:;   NUM_EPOCHS:4 | :1: TRAIN is 'NUM_EPOCHS:4': .* `KEY: value`
 TRAIN:;   BASE_LR: 1;    NUM_EPOCHS: 4 | :3: .* indented
 TRAIN:;   BASE_LR: 1;  NUM_EPOCHS: 4 | :3: .* indent
 NAME: run: 3 | :1: .* quote
+NAME: "x; SEED: 1 | :2: .* close each quotation mark
 DATA: {RENAME: [a, b]} | :1: DATA.RENAME is \['a', 'b'\]: .*{name: value}
 TRAIN: {BASE_LR: "0,001"} | :1: TRAIN.BASE_LR is '0,001': .*0\.001
 TRAIN: {CUTMIX_MINMAX: [0.2, [0.8]]} | :1: TRAIN.CUTMIX_MINMAX is \[0.8\]
