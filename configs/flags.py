@@ -279,6 +279,8 @@ def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
     hint = did_you_mean(names[0], (f"-{name}" for name in vars(arguments)), 0.75)
     if os.path.isdir(names[0]):
         hint = f"; a folder of images is -data_path={shlex.quote(names[0])}"
+    if arguments.predict and os.path.exists(names[0]):
+        hint = "; -predict takes one image, one folder, or one list of paths"
     shown = ", ".join(name[:80] for name in names)[:200]
     raise UserError(f"unknown: {shown}{hint}; -h lists the flags, docs/flags.md has flags of other programs")
 

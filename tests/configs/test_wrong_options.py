@@ -103,6 +103,7 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 -opts EVAL.BEST_METRIC=macrof1 | did you mean macro_f1?
 -opts EVAL.BEST_METRIC=kappa | did you mean quadratic_kappa?
 -amp_dtype=fp16 | did you mean float16?
+-predict README.md docs | unknown: docs; -predict takes one
 -amp_dtype=bf16 | did you mean bfloat16?
 -teacher_model_path=x.pdparams | -teacher_model_path: TRAIN.TEACHER_WEIGHTS needs a distillation
 """

@@ -274,7 +274,8 @@ def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path],
     if len(names) > 1 and not (trainings or {*map(str.lower, names)} <= SPLIT_NAMES.keys()):
         options = filter(None, ["DATA.CLASS_FOLDERS=true", case_folders(images, 0, FEWEST)])
         advice += f"; if each of these folders is a class, -opts {' '.join(map(quote, options))}"
-    return UserError(f"{root}: {problem}: {list_names(names, _MAX_SHOWN) or 'no images in folders'}; {advice}")
+    shown = list_names(names, _MAX_SHOWN) or "if it is one of the classes, give the folder around it"
+    return UserError(f"{root}: {problem}: {shown}; {advice}")
 
 
 def _candidates(root: Path, levels: Levels, trainings: Sequence[str], images: Sequence[str]) -> Iterator[Path]:
