@@ -185,7 +185,7 @@ VIT MODEL.TUNE=last:5 | last:5: vit has 4 blocks
 VIT MODEL.TUNE=lora MODEL.LORA.RANK=25 | RANK 25: blocks\.0\.attn\.qkv is only 24 wide
 VIT MODEL.TUNE=lora MODEL.LORA.TARGETS=[qvk] | TARGETS: qvk .* qkv
 VIT MODEL.FEATURES=token MODEL.GLOBAL_POOL=avg | MODEL.FEATURES token:
-VIT MODEL.STEM=resnet10 | resnet10t
+VIT MODEL.STEM=resnet10 | did you mean resnet10
 VIT MODEL.STEM=resnet10t MODEL.PATCH_SIZE=4 | PATCH_SIZE of 8, 16 or 32
 VIT MODEL.STEM=levit_128s | levit_128s has no features of stride 16
 # Families

@@ -112,7 +112,7 @@ def test_a_goal_that_the_groups_cannot_resolve_is_told(goal, told):
     samples = ImageArray(np.zeros((6, 1, 1, 1), np.uint8), targets, ["ill"])
     samples.arrays |= to_arrays(StringPacker([*"aabbcd"]).strings(), "groups")
     notes = note_on_goal(point_of(0, **goal), samples)
-    assert [re.search(r"of (\d)", note.text)[1] for note in notes] == told
+    assert [re.search(r"more than (\d)", note.text)[1] for note in notes] == told
 
 
 @pytest.mark.parametrize("groups", [None, "any"])

@@ -162,8 +162,8 @@ def test_an_image_whose_class_no_other_fold_has_is_no_suspect(tmp_path):
 
 def test_an_image_that_a_person_kept_is_no_suspect_however_its_path_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = margins(torch.tensor([[0.1, 0.9]] * 4), torch.zeros(4, dtype=torch.int64))
-    images = [("train", f"data/{name}.png") for name in "wxyz"]
+    found = margins(torch.tensor([[0.1, 0.9]] * 5 + [[0.9, 0.1]]), torch.tensor([0, 0, 0, 0, 1, 0]))
+    images = [("train", f"data/{name}.png") for name in "wxyzab"]
     paths = ("data/w.png", "x.png", str(tmp_path / "data/y.png"))
     kept = [{"path": path, "correction": "keep"} for path in paths]
     table = tmp_path / "suspects/suspects.csv"
