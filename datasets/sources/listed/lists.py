@@ -247,8 +247,7 @@ def _notes_on_names(file: Path, names: Sequence[str]) -> list[Note]:
         fix = "if it is no label, empty its cells or remove its rows"
         notes.append(Note("warning", f"{list_names(odd)} is trained as a class; {fix}: {file}"))
     words = {word for name in names for word in re.split(r"[,\s]+", name)}
-    have_commas = "," in "".join(names) and _are_decimals(names)  # 0,5 is a grade, or 0 and 5
-    if len(words) < len(names) or have_commas:
+    if len(words) < len(names) or _are_decimals(names):  # 0,5 is a grade, or 0 and 5
         text = f"{file}: the {len(names)} classes combine {len(words)} words: {list_names(names, 2)}"
         fix = "if these are several labels of an image: -dataset=csv -opts DATA.MULTI_LABEL=true"
         notes.append(Note("warning", f"{text}; {fix}"))
@@ -316,8 +315,8 @@ def split_labels(target: str, separator: str | None) -> list[str]:
 
 
 def _are_decimals(texts: Iterable[str]) -> bool:
-    """Whether all are as 1,5 or 1.5; where images have several labels, their number differs."""
-    return all(re.fullmatch(r"\d+[.,]\d+", text) for text in texts)
+    """Whether all are as 1,5; where images have several labels, their number differs."""
+    return all(re.fullmatch(r"\d+,\d+", text) for text in texts)
 
 
 def refuse_several_labels(rows: Rows, data: Data) -> None:
@@ -392,10 +391,7 @@ def _find_classes(
 
 
 def _are_numbers(names: Collection[str], wanted: Wanted) -> bool:
-    known = names if wanted.may_name_by_number else wanted.class_names
-    if _are_decimals(known) and not all(map(_WHOLE_NUMBER.fullmatch, known)):
-        return False
-    if any(re.fullmatch(r"0\d+", name) for name in known):  # as 007, of folders
+    if wanted.may_name_by_number and any(re.fullmatch(r"0\d+", name) for name in names):  # as 007, of folders
         return False
     each = [_NUMBER.fullmatch(name) is not None for name in names]
     return 2 * sum(each) >= len(each)

@@ -282,9 +282,9 @@ def test_numbers_with_gaps_are_names(labelled, labels):
         assert labels_of(*kept) == dict(zip(FILES, numbers, strict=True))
 
 
-@pytest.mark.parametrize("labels", ["1,0 1,5 2,0 2,5 3,0 3,5", "0,5 1,5 10,25", "1.0 1.5 2.0"])
+@pytest.mark.parametrize("labels", ["1,0 1,5 2,0 2,5 3,0 3,5", "0,5 1,5 10,25"])
 def test_decimals_are_names(labelled, labels):
-    """Also by a decimal comma, with a warning, as 0,5 may be 0 and 5; the folder has the advice of the table."""
+    """With a decimal comma, and a warning, as 0,5 may be 0 and 5; the folder has the advice of the table."""
     names = labels.split()
     classes = dict(zip(FILES, names * 10, strict=False))
     file = labelled((names * 10)[:30])
@@ -292,7 +292,7 @@ def test_decimals_are_names(labelled, labels):
     known = splits[0].class_names
     assert known == sorted(names)
     assert classes_of(*splits) == classes
-    assert bool(told(splits[0].notes, "if these are several labels", "warning")) == ("," in labels)
+    assert told(splits[0].notes, "if these are several labels", "warning")
     again = read(file, class_names=known, is_new=False)
     assert labels_of(*again) == labels_of(*splits)
     (beside,) = typed(line_of(read, file.parent), options(file.parent, dataset="folder"))
