@@ -60,7 +60,7 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
 
 
 def refuse_other_files(path: str) -> None:
-    """Raises UserError: a file whose name ends as those of archives, workbooks, arrays or JSON."""
+    """Raises UserError: the name of a file has the ending of an archive, a workbook, arrays or JSON."""
     for ending, problem in _NO_TABLES.items():
         if re.search(ending, path) and os.path.isfile(path):
             raise UserError(f"{path}: {problem}")

@@ -124,7 +124,7 @@ _WITH_HIDDEN_PRODUCTS = {  # on a CPU; the last two of modules without gradients
 
 
 class ProductCounter(TorchDispatchMode):
-    """The context of a forward pass that counts the FLOPs of products and convolutions, and those of their gradients.
+    """The context of a forward pass that counts the FLOPs of products and convolutions, and of their gradients.
 
     A multiply-add counts as two. torch's own counter imports Triton, and runs the backward pass, too.
 

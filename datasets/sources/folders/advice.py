@@ -107,8 +107,10 @@ class TableBeside(NamedTuple):
         follows_folders = len(of_folders) == len(dict(of_folders)) and not is_named
         has_names = is_named and not all(map(str.isdigit, labels.values()))
         others = seen if has_names else [*seen, *self.labels]
-        marks = _LABELS if "DATA.MULTI_LABEL" in options else re.compile("\n")
-        counts = Counter(filter(None, chain.from_iterable(map(marks.split, labels.values()))))
+        texts = [*labels.values()]
+        if "DATA.MULTI_LABEL" in options:
+            texts = [label for text in texts for label in _LABELS.split(text)]
+        counts = Counter(filter(None, texts))
         row = next((cells for _, cells in open_table(self.file, _ANY)), {})
         images = sum(map(is_image_name, row.values())) or 1  # before and after, channels
         if len(counts) < 2 or 2 * images * len(labels) < len(known) or follows_folders:
