@@ -8,8 +8,9 @@
 # Last lines of a run on 2026-11-29 (white, mean 0.5, std 0.5):
 #   albumentations 2.0.8: Normalize of uint8 1.0, of uint16 513.0, with max_pixel_value=65535 1.0; ToFloat of uint16 1.0
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq albumentations==2.0.8 numpy==2.4.6
 NO_ALBUMENTATIONS_UPDATE=1 venv/bin/python - <<'PYTHON'

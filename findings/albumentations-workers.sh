@@ -12,8 +12,9 @@
 #   albumentations 2.0.8, second epoch: three workers of four draws each: equal
 #   second epoch as the first: True; in one process as before: False
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq albumentations==2.0.8 numpy==2.4.6
 NO_ALBUMENTATIONS_UPDATE=1 venv/bin/python - <<'PYTHON'

@@ -8,8 +8,9 @@
 # Last lines of a run on 2026-11-29 (a.png 60 x 40, b.png 40 x 60 of the same bytes, c.bmp and d.png equal to a.png):
 #   cleanvision 0.3.7: 3 of 4 files, exact duplicates: [['a.png', 'b.png', 'd.png']]
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq cleanvision==0.3.7 numpy==2.4.6 pillow==13.0.0
 mkdir images

@@ -11,8 +11,9 @@
 #   pyarrow 25.0.1:  ['None', 'NA', 'null', 'n/a', 'nan', 'none', 'tumor']
 # The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, pandas 3.1.1, pyarrow 26.0.1.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq datasets==5.2.0 pandas==2.3.3 pyarrow==25.0.1 numpy==2.2.6
 export HF_HOME=$PWD/cache HF_HUB_OFFLINE=1

@@ -9,8 +9,9 @@
 #   datasets 5.2.0: given (16, 11) after thumbnail, stored (96, 64); given (16, 11) after resize, stored (16, 11)
 #   map with thumbnail in place: (96, 64); map with paste of black: mean 200.0, not 0
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq datasets==5.2.0 pillow==13.0.0 numpy==2.4.6
 export HF_HOME=$PWD/cache HF_HUB_OFFLINE=1

@@ -13,8 +13,9 @@
 #   datasets 5.2.0, CSV with features: label 4, named 2
 # The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, pyarrow 26.0.1.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq datasets==5.2.0 pyarrow==25.0.1 numpy==2.4.6
 HF_DATASETS_OFFLINE=1 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

@@ -12,8 +12,9 @@
 #   both as one split: ['cat', 'dog', 'cat', 'cat', 'dog', 'cat']; concatenate_datasets: ValueError
 # The same on 2026-11-30 with Python 3.13 and pyarrow 26.0.1.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq datasets==5.2.0 pyarrow==25.0.1
 HF_HOME="$PWD/home" venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

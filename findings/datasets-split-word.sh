@@ -12,8 +12,9 @@
 #   bus, car, train: train 4, no labels
 #   bus, car with car/test-drive.jpg, drop_labels=False: test 1, labels ['car']
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq datasets==5.2.0 pillow==13.0.0 numpy==2.4.6
 HF_DATASETS_OFFLINE=1 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

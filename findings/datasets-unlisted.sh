@@ -8,8 +8,9 @@
 # Last lines of a run on 2026-11-28:
 #   datasets 5.2.0: 5 images in the folder, 2 listed; 2 rows with the labels ['cat', 'dog']; warnings: none
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq datasets==5.2.0 pillow==13.0.0
 export HF_HOME=$PWD/cache HF_HUB_OFFLINE=1

@@ -10,8 +10,9 @@
 #   datumaro 1.13.12: imagenet writes ant/a.jpg, ant/b.jpg, no_label/c.jpg, zebra/a.jpg
 #   cifar, read again: a ['zebra'], b ['ant'], c []
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq datumaro==1.13.12
 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

@@ -10,8 +10,9 @@
 #   duckdb 2.0.1, 2,000 rows: 10% has 0 or 2000 rows, with (bernoulli) 163 to 239
 #   100,000 rows: 10% has 1 to 8 classes, with (bernoulli) 10
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq duckdb==2.0.1 pandas==3.1.1 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

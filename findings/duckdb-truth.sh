@@ -10,8 +10,9 @@
 #   duckdb 2.0.1: T, F -> true, false; yes, no -> true, false; Y, N -> Y, N; on, off -> on, off
 #   T, F, unsure -> T, F, unsure
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq duckdb==2.0.1
 venv/bin/python - <<'PYTHON'

@@ -9,8 +9,9 @@
 #   faiss 1.15.1, nprobe 1: 54% of the indices are -1; accuracy 37.0%
 #   nprobe 100: 0% of them; accuracy 100.0%
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq faiss-cpu==1.15.1 numpy==2.4.6
 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

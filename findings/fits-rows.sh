@@ -10,8 +10,9 @@
 #   Pillow 13.0.0: [[4, 5], [2, 3], [0, 1]], imageio 2.37.3: [[4, 5], [2, 3], [0, 1]]
 # The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, astropy 8.0.2.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq astropy==7.2.3 pillow==13.0.0 imageio==2.37.3 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

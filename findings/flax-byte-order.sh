@@ -10,8 +10,9 @@
 #   with astype(float32) before: [0.0, 1.0, 2.0]
 # The same on 2026-11-30 with Python 3.13 and flax 0.12.12, numpy 2.5.5.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq flax==0.12.8 numpy==2.4.6
 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

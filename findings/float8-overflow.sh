@@ -9,8 +9,9 @@
 #   of 448, 464, 465, 1000, -1000: ml_dtypes 0.6.0 [448.0, 448.0, nan, nan, nan]
 #   onnx 1.23.2, Cast: [448.0, 448.0, 448.0, 448.0, -448.0]; with saturate=0: [448.0, 448.0, nan, nan, nan]
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq ml_dtypes==0.6.0 onnx==1.23.2 numpy==2.4.6
 venv/bin/python -W ignore - <<'PYTHON'

@@ -10,8 +10,9 @@
 #   grain 0.2.18, batches of 32, drop_remainder=True: 0 workers 96, 2 workers 64, 4 workers 0
 #   drop_remainder=False, 4 workers: batches of [25, 25, 25, 25]
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq grain==0.2.18 numpy==2.4.6
 cat > samples.py <<'PYTHON'

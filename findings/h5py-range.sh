@@ -11,8 +11,9 @@
 #   h5py 3.16.0: astype("uint8")[...] [255, 0, 0, 255], [...].astype("uint8") [44, 251, 255, 232]
 #   written to uint8: [255, 0, 0, 255]
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq h5py==3.16.0 numpy==2.4.6
 venv/bin/python -W error - <<'PYTHON'

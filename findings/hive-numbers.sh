@@ -15,8 +15,9 @@
 #   folders 001, other: all ['001', 'other']
 #   pyarrow 26.0.1, pandas 3.1.1, polars 2.1.0, duckdb 2.0.1
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq pyarrow==26.0.1 pandas==3.1.1 polars==2.1.0 duckdb==2.0.1 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

@@ -12,8 +12,9 @@
 #   010: 8, '010'; no: False, 'no'; on: True, 'on'; 12:30: 750, '12:30'
 #   0x10: 16, '0x10'; nan: 'nan', nan; 1e3: 1000.0, 1000.0; true: True, True
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq hydra-core==1.3.8 omegaconf==2.3.1 pyyaml==6.0.4
 venv/bin/python - <<'PYTHON'

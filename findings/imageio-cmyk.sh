@@ -9,8 +9,9 @@
 #   imageio 2.38.1: (32, 32, 4), first three channels [55, 195, 235]; imread(mode="RGB") [200, 60, 20]
 #   OpenCV 5.0.0: (32, 32, 3), red, green, blue [201, 61, 21]
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq imageio==2.38.1 opencv-python-headless==5.0.0.93 pillow==13.0.0 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

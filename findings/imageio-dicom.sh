@@ -9,8 +9,9 @@
 #   imageio 2.38.1: pixels 100 are in one.dcm, 200 in two.dcm
 #   alone in a folder: one.dcm 100, two.dcm 200; together: one.dcm 100, two.dcm 100
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq imageio==2.38.1 pydicom==3.0.2 numpy==2.4.6
 venv/bin/python - > output.txt <<'PYTHON'

@@ -11,8 +11,9 @@
 #   imbalanced-learn 0.14.2, under: last fifth of 150 rows: classes [2]; sorted by class True
 #   over: last fifth of 900 rows: classes [2], 180 of them copies of earlier rows; first 500 rows as given True
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq imbalanced-learn==0.14.2 scikit-learn==1.9.1 scipy==1.17.1 numpy==2.4.6
 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

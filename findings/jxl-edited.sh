@@ -10,8 +10,9 @@
 #   Pillow 13.0.0: image.jxl 255.0, with lossless_jpeg=False 0.0; image.png 0.0
 #   of a copy() of the image 0.0
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq pillow-jxl-plugin==1.3.8 pillow==13.0.0 numpy==2.4.6
 venv/bin/python -W ignore - <<'PYTHON'

@@ -12,8 +12,9 @@
 #   four batches of 2: iterations 2, rate 0.000
 #   distance of the average from the weights: one batch 0.5087, four batches 0.1530
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq keras==3.15.1 jax==0.10.2 numpy==2.4.6
 KERAS_BACKEND=jax venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # keras 3.15.1 (with its jax backend), scikit-learn 1.9.1
 # Behaviour: metrics.AUC() compares the probabilities with 200 thresholds at equal distances from 0 to 1. For a rare
-#   class most probabilities lie below the first of them, 0.005, and their order does not count: calibrated probabilities
-#   of a class that one image in 1000 shows have an AUROC of 0.91, and 0.76 by Keras. from_logits=True applies the sigmoid
-#   first; it is the same.
+#   class most probabilities lie below the first of them, 0.005, and their order does not count: calibrated
+#   probabilities of a class that one image in 1000 shows have an AUROC of 0.91, and 0.76 by Keras. from_logits=True
+#   applies the sigmoid first; it is the same.
 # Expected: an error of a few thousandths, as of 200 points of the curve.
 # Why it matters: the figure of one and the same separation falls with the share of the class, and two data sets, or two
 #   checkpoints of another calibration, are not compared by their ranking. thresholds= takes other points.
@@ -14,8 +14,9 @@
 #   0.1%: 0.76, 0.91, 0.91
 # The same on 2026-11-30 with Python 3.13 and jax 0.12.0.1, numpy 2.5.5.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq keras==3.15.1 jax==0.10.2 scikit-learn==1.9.1 numpy==2.4.6
 KERAS_BACKEND=jax venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

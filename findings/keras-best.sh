@@ -11,8 +11,9 @@
 #   keras 3.15.1, without an interruption: 1.251, 1.085, 0.943, 1.008, 1.077, 1.151; best.keras has 0.943
 #   before the interruption best.keras has 0.943, after it 1.077
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq keras==3.15.1 jax==0.10.2 numpy==2.4.6
 KERAS_BACKEND=jax venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

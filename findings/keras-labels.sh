@@ -12,8 +12,9 @@
 #   trained with the labels 1, 2, 3: keras' loss falls from 0.73 to 0.01, images of class 3 are predicted as [1]
 # The same on 2026-11-30 with Python 3.13 and jax 0.12.0.1, numpy 2.5.5.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq keras==3.15.1 jax==0.10.2 optax==0.2.8 numpy==2.4.6
 KERAS_BACKEND=jax venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # keras 3.15.1 (with its jax backend), grain 0.2.18, Pillow 13.0.0
-# Behaviour: image_dataset_from_directory() shuffles the list of files before it cuts off validation_split, if shuffle is
-#   True. With subset="training", shuffle=True and subset="validation", shuffle=False, and the same seed, the parts
+# Behaviour: image_dataset_from_directory() shuffles the list of files before it cuts off validation_split, if shuffle
+#   is True. With subset="training", shuffle=True and subset="validation", shuffle=False, and the same seed, the parts
 #   overlap: the validation is the end of the unshuffled list, the last class alone, and most of its images are trained
 #   on. There is no warning; without shuffle=True and without a seed there is an error.
 # Expected: the seed alone decides the parts; shuffle decides the order in which they are read.
@@ -12,8 +12,9 @@
 #   shuffle=False for validation: 39 in both parts, 39 in none, 1 class in validation
 # The same on 2026-11-30 with Python 3.13 and jax 0.12.0.1, numpy 2.5.5.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq keras==3.15.1 jax==0.10.2 grain==0.2.18 pillow==13.0.0 numpy==2.4.6
 KERAS_BACKEND=jax venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }
@@ -45,8 +46,8 @@ def figures(validation):
 training, shuffled, in_order = files("training", True), files("validation", True), files("validation", False)
 first, second = figures(shuffled), figures(in_order)
 print(
-    f"keras {keras.__version__}: training {len(training)}, validation {len(shuffled)}; shuffled both: {first[0]} in both "
-    f"parts, {first[2]} classes in validation"
+    f"keras {keras.__version__}: training {len(training)}, validation {len(shuffled)}; shuffled both: {first[0]} in "
+    f"both parts, {first[2]} classes in validation"
 )
 print(
     f"shuffle=False for validation: {second[0]} in both parts, {second[1]} in none, {second[2]} class in validation"

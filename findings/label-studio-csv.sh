@@ -9,8 +9,9 @@
 # Last lines of a run on 2026-11-28 (1: two people; 2: two choices; 3: skipped; 4: not labelled):
 #   label-studio-sdk 2.1.2: 1.jpg 'cat', 1.jpg 'dog', 2.jpg '{"choices":["cat","dog"]}', 4.jpg ''
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq label-studio-sdk==2.1.2
 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

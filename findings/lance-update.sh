@@ -10,8 +10,9 @@
 #   lance 14.0.2, row 2: ['2.jpg'], after update() ['3.jpg']
 #   order: 0.jpg 1.jpg 3.jpg 4.jpg 5.jpg 2.jpg; after merge_insert() of 0.jpg: 1.jpg 3.jpg 4.jpg 5.jpg 2.jpg 0.jpg
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq pylance==14.0.2 pyarrow==26.0.1
 venv/bin/python - <<'PYTHON'

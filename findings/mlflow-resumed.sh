@@ -9,8 +9,9 @@
 #   mlflow-skinny 3.17.2: loss of the run 9.0, logged last 0.5; runs with metrics.loss < 1: 0
 #   without steps (losses 0.1, 0.9, 0.3): 0.3
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq mlflow-skinny==3.17.2 sqlalchemy==2.1.9 alembic==1.20.1
 venv/bin/python -W ignore - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

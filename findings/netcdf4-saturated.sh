@@ -12,8 +12,9 @@
 #   uint8: netCDF4 [100 200 -- --], mean 150.0; xarray [100, 200, 255, 255], mean 202.5
 #   uint16: netCDF4 [100 200 -- --], mean 150.0; xarray [100, 200, 65535, 65535], mean 32842.5
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq netCDF4==1.7.5.1.post1 xarray==2026.9.0 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

@@ -11,8 +11,9 @@
 #   nibabel 5.4.2, 0 1 1 0 as float32: [0.0, 0.9999999997671694, 0.9999999997671694, 0.0]
 #   equal to 1: 0 of 2, as uint8 2; astype(int) [0, 0, 0, 0], of 0 1 2 3: [0, 0, 1, 2]
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq nibabel==5.4.2 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

@@ -9,8 +9,9 @@
 # Last lines of a run on 2026-11-30 (200 white images of 224 x 224; their mean is 255, that of their squares 65025):
 #   numexpr 2.14.2: mean -173, of the squares -30; numpy: 255, 65025
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq numexpr==2.14.2 numpy==2.4.6
 OMP_NUM_THREADS=1 venv/bin/python -W error - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
 # numpy 2.4.6, ml_dtypes 0.6.0 (the bfloat16 of JAX's arrays in numpy)
-# Behaviour: mean() of a bfloat16 array adds in bfloat16, where 256 + 1 is 256: the mean of 1000 ones is 0.256. mean() of
-#   float16 adds in float32, but sum() and std() do not: over the first axis the sum of 5000 ones is 2048, and their
+# Behaviour: mean() of a bfloat16 array adds in bfloat16, where 256 + 1 is 256: the mean of 1000 ones is 0.256. mean()
+#   of float16 adds in float32, but sum() and std() do not: over the first axis the sum of 5000 ones is 2048, and their
 #   standard deviation 0.45. Over the last axis both are right.
 # Expected: what mean() does for float16: for bfloat16 too, for std() too, and for each axis.
-# Why it matters: losses and hits of a training in mixed precision come out as these types; an accuracy of them can never
-#   be above 256 images, without a warning. The standard deviation of each feature over the images is taken over the
-#   first axis. astype(float32) before gives the true values; so does jax.numpy.
+# Why it matters: losses and hits of a training in mixed precision come out as these types; an accuracy of them can
+#   never be above 256 images, without a warning. The standard deviation of each feature over the images is taken over
+#   the first axis. astype(float32) before gives the true values; so does jax.numpy.
 # Last lines of a run on 2026-11-29:
 #   numpy 2.4.6, mean of 1000 ones: float32 1, float16 1, bfloat16 0.255859
 #   800 hits of 1000: float32 0.8, float16 0.799805, bfloat16 0.255859
 #   5000 x 2 ones, float16, first axis: mean 1.0, sum 2048.0, std 0.4526; last axis of 2 x 5000: sum 5000.0, std 0.0
 # The same on 2026-11-30 with Python 3.13 and numpy 2.5.5.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq numpy==2.4.6 ml_dtypes==0.6.0
 venv/bin/python - <<'PYTHON'

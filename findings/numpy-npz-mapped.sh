@@ -11,8 +11,9 @@
 #   the same array object at a second access: False
 # The same on 2026-11-30 with Python 3.13 and numpy 2.5.5.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq numpy==2.4.6
 venv/bin/python - <<'PYTHON'

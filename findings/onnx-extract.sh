@@ -9,8 +9,9 @@
 #   onnx 1.23.2: extract_model [], merge_models ['mean', 'size'], convert_version ['mean', 'size']
 #   onnxruntime 1.32.0, quantize_dynamic: ['mean', 'onnx.infer', 'size']
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq onnx==1.23.2 onnxruntime==1.32.0 numpy==2.4.6
 venv/bin/python -W ignore 2> errors.txt - <<'PYTHON' || { cat errors.txt; exit 1; }

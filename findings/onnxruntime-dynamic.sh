@@ -12,8 +12,9 @@
 #   onnxruntime 1.32.0, quantize_dynamic: other classes 27 of 199, largest difference of logits 0.38
 #   without the bright image: other classes 1 of 199
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq onnxruntime==1.32.0 onnx==1.23.2 numpy==2.4.6
 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

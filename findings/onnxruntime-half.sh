@@ -12,8 +12,9 @@
 #   onnx 1.23.2, reference: [nan, nan]
 #   with the scores as a second output, onnxruntime: scores [inf, inf], softmax [0.5, 0.5]
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq onnxruntime==1.32.0 onnx==1.23.2 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

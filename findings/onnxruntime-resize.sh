@@ -15,8 +15,9 @@
 #   (480, 640) to 224, linear: 9.8, inside 0.001; with exclude_outside=1 0.002
 #   (480, 640) to 224, cubic: 7.0, inside 0.001; with exclude_outside=1 0.002
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq onnxruntime==1.32.0 onnx==1.23.2 pillow==13.0.0 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

@@ -9,8 +9,9 @@
 # Last lines of a run on 2026-11-29 (RGGB raw frame with light on its red pixels only; R, G, B in the middle):
 #   opencv 4.11.0: BayerRG2RGB [0, 0, 255], BayerBG2RGB [255, 0, 0], BayerRGGB2RGB [255, 0, 0]
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq opencv-python-headless==4.11.0.86 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

@@ -11,8 +11,9 @@
 #   openslide 1.4.7: sides 750 of 1501, at (0, 0) 37, at (512, 512) 27, at (752, 752) 23
 #   tiffslide 3.0.1: at (0, 0) 37, at (512, 512) 37, at (752, 752) 37
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq openslide-python==1.4.7 openslide-bin==4.0.1.2 tiffslide==3.0.1 tifffile==2026.3.3 \
     numpy==2.4.6

@@ -7,12 +7,13 @@
 # Why it matters: an exported classifier is compared with the original before it is saved, and equals it to 1e-5. The
 #   saved one differs by a hundred times as much, and a layer that scales some channels by large or tiny factors is
 #   another one. Only a test that reads the file back shows it.
-# Last lines of a run on 2026-11-29 (a linear layer of 768 x 1000, CPU in float32):
-#   openvino 2026.4.1, largest difference of logits from numpy: in memory 5e-06, saved 1e-03, compress_to_fp16=False 5e-06
+# Last lines of a run on 2026-11-29 (a linear layer of 768 x 1000, CPU in float32, beside numpy):
+#   openvino 2026.4.1, largest difference of logits: in memory 5e-06, saved 1e-03, compress_to_fp16=False 5e-06
 #   scales 70000, 1e-08, 0.1: saved 65504, 0, 0.0999756; four times 70000: 70000; size of the file 0.50
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq openvino==2026.4.1 onnx==1.23.2 numpy==2.4.6
 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }
@@ -57,7 +58,7 @@ def outputs(source):
 memory, saved, whole = (outputs(source) for source in (model, "saved.xml", "whole.xml"))
 size = Path("saved.bin").stat().st_size / Path("whole.bin").stat().st_size
 print(
-    f"openvino {openvino.__version__.split('-')[0]}, largest difference of logits from numpy: in memory "
+    f"openvino {openvino.__version__.split('-')[0]}, largest difference of logits: in memory "
     f"{memory[0]:.0e}, saved {saved[0]:.0e}, compress_to_fp16=False {whole[0]:.0e}"
 )
 print(

@@ -3,16 +3,17 @@
 # Behaviour: a sampler with a seed begins its random numbers anew in each process. A study that is continued
 #   (load_if_exists=True) tries the parameters of its first trials again: all of RandomSampler, and the first ten of a
 #   study of TPESampler, until it leaves its random start. Processes that share a study try the same ones at once.
-# Expected: the seed and the number of the trial decide the parameters, so that a study in two parts is the study in one;
-#   or a warning.
+# Expected: the seed and the number of the trial decide the parameters, so that a study in two parts is the study in
+#   one; or a warning.
 # Why it matters: a sweep of ten nights in parts of four trials trains four networks ten times over. The importance of
 #   parameters and the best of n count repeats as evidence. QMCSampler, which counts in the study, does not repeat.
 # Last lines of a run on 2026-11-29 (three processes of four trials each, one after another):
 #   optuna 5.0.0: different parameters of 12 trials: RandomSampler 4, TPESampler 6, QMCSampler 12
 #   RandomSampler in one process: 12
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq optuna==5.0.0 scipy==1.17.1 numpy==2.4.6
 cat > part.py <<'PYTHON'

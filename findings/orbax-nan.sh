@@ -11,8 +11,9 @@
 #   losses 0.9, 0.5, nan, 0.6, 0.7, 0.8: kept [3, 4], best 3
 #   losses 0.9, 0.5, 0.8, 0.6, 0.7, 0.8: kept [1, 3], best 1
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq orbax-checkpoint==0.12.8 jax==0.10.2 numpy==2.4.6
 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

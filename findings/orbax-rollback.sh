@@ -11,8 +11,9 @@
 #   orbax-checkpoint 0.12.8: save() of 600, 900, 1000 returns [False, False, False]; steps [0, 500, 1000]
 #   latest_step() restored: the weights of before, 1000.0
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq orbax-checkpoint==0.12.8 jax==0.10.2 numpy==2.4.6
 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

@@ -10,8 +10,9 @@
 #   Pillow 13.0.0: jpg stored, png stored, webp stored, avif stored, tif upright
 #   OpenCV 5.0.0: jpg upright, png upright, webp upright, avif stored, tif None
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq pillow==13.0.0 opencv-python-headless==5.0.0.93
 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

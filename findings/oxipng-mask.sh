@@ -11,8 +11,9 @@
 #   gray as RGB: (64, 64, 3), (64, 64); opaque RGBA: (64, 64, 4), (64, 64, 3)
 #   mask: uint8, bool; pixels above 127: 1280, 0; OpenCV 5.0.0: 1280
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq pyoxipng==9.1.1 pillow==13.0.0 opencv-python-headless==5.0.0.93 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

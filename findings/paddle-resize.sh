@@ -11,8 +11,9 @@
 #   Pillow image 10, array 75, tensor 75
 #   array and Pillow image: 139; array and tensor: 0
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq paddlepaddle==3.3.1 opencv-python-headless==5.0.0.93 pillow==13.0.0 numpy==2.4.6
 OMP_NUM_THREADS=1 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

@@ -12,8 +12,9 @@
 #   as int32: int32 [0, 1000, 30000, 65535]; DataLoader: bfloat16 [0, 1.36357e-36, 2.23107e+32, nan]
 #   numpy() of bfloat16 1, 2, -1, -2: [16256, 16384, 49024, 49152], sorted by numpy: [-2.0, -1.0, 2.0, 1.0]
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq paddlepaddle==3.3.1 numpy==2.4.6
 OMP_NUM_THREADS=1 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

@@ -10,8 +10,9 @@
 #   pandas 2.3.3: default 36110, float_precision="round_trip" 0, Python's float() 0; largest difference 1.1e-16
 #   scores that are below their own value as the threshold: 33884
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq pandas==2.3.3 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

@@ -11,8 +11,9 @@
 #   pandas 3.1.1: after reading 3, filters= 1, with float32[pyarrow] 1
 #   pyarrow 26.0.1: 1; polars 2.1.0: 3; duckdb 2.0.1: 3, with a parameter 1
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq pandas==3.1.1 pyarrow==26.0.1 duckdb==2.0.1 polars==2.1.0 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

@@ -11,8 +11,9 @@
 #   peft 0.21.2, torch 2.14.1, linear1 and linear2: train 0.62, eval 0.00, eval without the kernel 0.62, merged 0.62
 #   out_proj: train 0.00, eval 0.00, eval without the kernel 0.00, merged 0.79
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq peft==0.21.2 torch==2.14.1
 OMP_NUM_THREADS=1 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }
@@ -53,7 +54,8 @@ linear, projection = changes(["linear1", "linear2"]), changes(["out_proj"])
 print(f"peft {peft.__version__}, torch {torch.__version__.split('+')[0]}, linear1 and linear2: {line(linear)}")
 print(f"out_proj: {line(projection)}")
 assert linear["eval"] < 1e-5 < 0.1 < linear["train"]
-assert abs(linear["train"] - linear["merged"]) < 1e-4 and abs(linear["train"] - linear["eval without the kernel"]) < 1e-4
+assert abs(linear["train"] - linear["merged"]) < 1e-4
+assert abs(linear["train"] - linear["eval without the kernel"]) < 1e-4
 assert max(projection["train"], projection["eval"], projection["eval without the kernel"]) < 1e-5
 assert projection["merged"] > 0.1
 PYTHON

@@ -8,8 +8,9 @@
 # Last lines of a run on 2026-11-28 (stored values: 0, 1000, 30000, 65535):
 #   Pillow 13.0.0: JPEG OSError, BMP OSError, WEBP [0, 255, 255, 255], AVIF [0, 255, 255, 255], GIF [0, 255, 255, 255]
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq pillow==13.0.0 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

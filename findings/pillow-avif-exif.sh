@@ -9,8 +9,9 @@
 #   Pillow 13.0.0: JPEG 6, PNG 6, WEBP 6, TIFF 6, AVIF None
 #   a JPEG that is saved after it has orientation None
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq pillow==13.0.0
 venv/bin/python - <<'PYTHON'

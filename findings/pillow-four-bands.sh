@@ -13,8 +13,9 @@
 #   fourth band 0: largest difference to bands alone 203, levels 1 for 120
 #   two bands, second 5: largest difference 47
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq Pillow==13.0.0 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

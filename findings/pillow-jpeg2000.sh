@@ -11,8 +11,9 @@
 #   16 bits: [0, 32767, 65407, 65408, 65535] as [0, 128, 255, 0, 0]; OpenCV: [0, 127, 255, 255, 255]
 # The same on 2026-11-30 with Python 3.13 and imagecodecs 2026.10.10, numpy 2.5.5.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq pillow==13.0.0 imagecodecs==2026.3.6 opencv-python-headless==5.0.0.93 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

@@ -13,8 +13,9 @@
 #   tifffile 2026.3.3: [0, 100, 255], [0, 1000, 65535]
 #   rasterio 1.4.4: [0, 100, 255], [0, 1000, 65535]
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq Pillow==13.0.0 opencv-python-headless==5.0.0.93 pyvips==3.2.0 pyvips-binary==8.18.7 \
     tifffile==2026.3.3 rasterio==1.4.4 numpy==2.4.6

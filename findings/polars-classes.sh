@@ -4,16 +4,17 @@
 #   run to run. The codes of a Categorical (to_physical) count through all categories that the process holds: a column
 #   label after a column camera starts at 2, and a second table has other numbers than in a process of its own.
 # Expected: as in pandas: unique() in the order of the rows, and codes from 0 in each column.
-# Why it matters: {name: number for number, name in enumerate(unique)} is right within one process. The evaluation in the
-#   next one has the classes in another order, its accuracy that of chance. Codes that begin above 0 need a larger
+# Why it matters: {name: number for number, name in enumerate(unique)} is right within one process. The evaluation in
+#   the next one has the classes in another order, its accuracy that of chance. Codes that begin above 0 need a larger
 #   head, or are an error only where the number of classes is checked. sort() or pl.Enum fix both.
 # Last lines of a run on 2026-11-29 (labels dog, cat, fox, ant, cat, bee, elk, hen):
 #   polars 2.1.0: 20 processes, over 10 orders of unique(); pandas 2.3.3: 1
 #   codes of dog, cat: alone [0, 1], beside the cameras [2, 3], of cat, ant after them [3, 4]; pandas [1, 0], [1, 0]
 # The same on 2026-11-30 with Python 3.13 and pandas 3.1.1.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq polars==2.1.0 pandas==2.3.3
 cat > orders.py <<'PYTHON'

@@ -11,8 +11,9 @@
 #   with 99 rows of numbers: 0 null, infer_schema_length=None: 0
 #   read_csv: ComputeError; pandas 3.1.1: 20 labels "other"
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq polars==2.1.0 fastexcel==0.21.0 pandas==3.1.1 openpyxl==3.1.5 xlsxwriter==3.3.1
 venv/bin/python - <<'PYTHON'

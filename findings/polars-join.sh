@@ -10,8 +10,9 @@
 #   polars 2.1.0: 50 labels: order of the images; 1000 labels: order of the labels
 #   maintain_order="left": order of the images; pandas 3.1.1: of the images
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq polars==2.1.0 pandas==3.1.1 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

@@ -9,8 +9,9 @@
 #   pycocotools 2.0.11: images of [cat, dog] [3], annotations of them of images [1, 2, 3]
 #   images of "Cat", whose categories are []: [1, 2, 3, 4]
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq pycocotools==2.0.11 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

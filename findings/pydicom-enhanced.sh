@@ -10,8 +10,9 @@
 #   pydicom 3.0.2: 1064, window 1064; SimpleITK 2.5.7: 40
 #   pydicom, with slope, intercept and window at the top level: 40, window 31826
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq pydicom==3.0.2 SimpleITK==2.5.7 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

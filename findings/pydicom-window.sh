@@ -10,8 +10,9 @@
 #   pydicom 3.0.2: HU [-1024.0, -24.0, 40.0, 976.0, 3071.0]
 #   window 40 +- 200: [-1024.0, 371.8, 1028.6, 3071.0, 3071.0] float64; no window: [-1024.0, -24.0, 40.0, 976.0, 3071.0]
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq pydicom==3.0.2 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

@@ -11,8 +11,9 @@
 #   pydicom 3.0.2: pixel_array [199, 60, 19], YBR_FULL; converted by this word [46, 255, 79]
 #   raw=True [97, 84, 201]; SimpleITK 2.5.7 [199, 60, 19]
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq pydicom==3.0.2 SimpleITK==2.5.7 pillow==13.0.0 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

@@ -9,8 +9,9 @@
 #   pyvips 3.2.0: thumbnail uchar, 17 gray levels, largest 16
 #   resize ushort, 2048 gray levels or more: True
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq pyvips==3.2.0 pyvips-binary==8.18.7 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

@@ -12,8 +12,9 @@
 #   Pillow 13.0.0 opens the uint8 file as RGBA; with alpha="unspecified": red, green, blue, undefined, 0 masked
 # The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, rasterio 1.5.2.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq rasterio==1.4.4 pillow==13.0.0 numpy==2.4.6
 venv/bin/python -W ignore - <<'PYTHON'

@@ -11,8 +11,9 @@
 #   rasterio 1.4.4, average: without overviews 16 values, standard deviation 25; with 2 values, 100
 #   with OVERVIEW_LEVEL="NONE": the same as without overviews
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq rasterio==1.4.4 numpy==2.4.6
 venv/bin/python -W ignore - <<'PYTHON'

@@ -10,8 +10,9 @@
 #   rasterio 1.4.4: of the first file 10.0, read 10.0
 #   pixels changed in r+: 10.0, read 60.0; file replaced: 10.0, read 200.0; clear_cache=True: 200.0
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq rasterio==1.4.4 numpy==2.4.6
 venv/bin/python -W ignore - <<'PYTHON'

@@ -12,8 +12,9 @@
 #   ranx 0.3.21: ant 0.21, dog 0.35, zebra 0.93; with the images in reverse order 0.93, 0.35, 0.21
 #   scikit-learn 1.9.1: ant 0.33, dog 0.33, zebra 0.33
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq pytrec-eval-terrier==0.5.11 ranx==0.3.21 scikit-learn==1.9.1
 OMP_NUM_THREADS=1 venv/bin/python -W ignore - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

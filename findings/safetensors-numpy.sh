@@ -9,8 +9,9 @@
 #   safetensors 0.8.0: float32 read, float16 read, bfloat16 KeyError 'BF16', float8_e4m3fn KeyError 'F8_E4M3'
 # The same on 2026-11-30 with Python 3.13 and numpy 2.5.5.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq safetensors==0.8.0 ml_dtypes==0.6.0 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

@@ -12,8 +12,9 @@
 #   safetensors 0.8.0: kernel.T [0, 3, 1] [0, 1, 2], columns [1, 2, 4] [1, 2, 3], Fortran order [0, 1, 2] [0, 3, 1]
 # The same on 2026-11-30 with Python 3.13 and numpy 2.5.5.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 cat > order.py <<'PYTHON'
 import sys
 

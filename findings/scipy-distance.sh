@@ -13,8 +13,9 @@
 #   chebyshev: scipy 1.17.1 copy 255, noise 250; cdist copy 1, noise 220
 #   cosine:    scipy 1.17.1 copy 0.00, noise 0.00; cdist copy 0.00, noise 0.26
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq scipy==1.17.1 numpy==2.4.6
 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

@@ -12,8 +12,9 @@
 #   mat_dtype=True: float64; label 200 + 100 = 300.0
 # The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, scipy 1.18.1.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq scipy==1.17.1 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

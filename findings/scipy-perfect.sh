@@ -11,8 +11,9 @@
 #   confidenceinterval: (nan, nan); scipy's exact interval of 200 of 200: (0.982, 1.0)
 # The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, scipy 1.18.1.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq scipy==1.17.1 confidenceinterval==1.0.5 numpy==2.4.6
 venv/bin/python -W ignore - <<'PYTHON'

@@ -6,13 +6,14 @@
 # Expected: one linear resize of a grid in all four.
 # Why it matters: Google's ViT programs resize position embeddings by zoom(), PyTorch's by interpolate(): the same .npz
 #   at another image size has other positions in each, by up to a quarter of a patch at the border.
-# Last lines of a run on 2026-11-29:
+# Last lines of a run on 2026-11-29 (and the largest difference):
 #   SciPy 1.17.1: 0 0.46 0.92 1.38 1.85 2.31 2.77 3.23 3.69 4.15 4.62 5.08 5.54 6
-#   OpenCV 5.0.0, Pillow 13.0.0: 0 0.25 0.75 1.25 1.75 2.25 2.75 3.25 3.75 4.25 4.75 5.25 5.75 6; largest difference 0.21
+#   OpenCV 5.0.0, Pillow 13.0.0: 0 0.25 0.75 1.25 1.75 2.25 2.75 3.25 3.75 4.25 4.75 5.25 5.75 6; difference 0.21
 # The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, scipy 1.18.1.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq scipy==1.17.1 opencv-python-headless==5.0.0.93 pillow==13.0.0 numpy==2.4.6
 venv/bin/python - <<'PYTHON'
@@ -36,7 +37,7 @@ def shown(row):
 
 difference = np.abs(corners - of_pillow).max()
 print(f"SciPy {scipy.__version__}: {shown(corners)}")
-print(f"OpenCV {cv2.__version__}, Pillow {PIL.__version__}: {shown(of_pillow)}; largest difference {difference:.2f}")
+print(f"OpenCV {cv2.__version__}, Pillow {PIL.__version__}: {shown(of_pillow)}; difference {difference:.2f}")
 assert np.allclose(corners, np.linspace(0, 6, 14), atol=1e-6)
 assert np.allclose(of_opencv, of_pillow, atol=1e-6) and np.allclose(areas, of_pillow, atol=1e-6)
 assert 0.2 < difference < 0.25

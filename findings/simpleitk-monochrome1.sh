@@ -10,8 +10,9 @@
 #   MONOCHROME2: pydicom [0, 500, 1000, 4095], SimpleITK [0, 500, 1000, 4095]
 #   MONOCHROME1: pydicom [0, 500, 1000, 4095], SimpleITK [4095, 3595, 3095, 0]
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq SimpleITK==2.5.7 pydicom==3.0.2 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

@@ -8,8 +8,9 @@
 # Last lines of a run on 2026-11-28 (the color is 200, 30, 60):
 #   SimpleITK 2.5.7: png uint8 [200, 30, 60], bmp uint8 [200, 30, 60], tif uint16 [51200, 7680, 15360]
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq SimpleITK==2.5.7 pillow==13.0.0 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

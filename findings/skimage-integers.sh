@@ -10,8 +10,9 @@
 #   scikit-image 0.26.0: uint8 0.941, uint16 0.00366, int32 1.12e-07, int64 2.6e-17, float32 240, float64 240
 #   preserve_range=True: 240 of each; mask of the classes 0 to 3 as int64: [0], with order=0 [0, 1, 2, 3]
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq scikit-image==0.26.0 numpy==2.4.6
 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

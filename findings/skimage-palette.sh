@@ -10,8 +10,9 @@
 #   Pillow 13.0.0: convert("RGB") gives [200, 30, 60] from both
 # The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, tifffile 2026.11.8.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq scikit-image==0.26.0 tifffile==2026.3.3 imageio==2.38.1 pillow==13.0.0 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

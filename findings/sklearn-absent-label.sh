@@ -9,8 +9,9 @@
 #   scikit-learn 1.9.1, average precision: by label [1. 1. 0.], mean 0.6667
 #   AUROC: by label [ 1.  1. nan], mean nan
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq scikit-learn==1.9.1 scipy==1.17.1 numpy==2.4.6
 venv/bin/python -W ignore - <<'PYTHON'

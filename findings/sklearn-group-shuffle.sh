@@ -10,8 +10,9 @@
 #   scikit-learn 1.9.1, GroupKFold(5): smallest fold 588 images, largest 589
 #   with shuffle=True, twenty seeds: down to 95 images, up to 1392
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq scikit-learn==1.9.1 scipy==1.17.1 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

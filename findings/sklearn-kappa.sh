@@ -9,8 +9,9 @@
 #   scikit-learn 1.9.1, quadratic: 0.8333, with labels=range(5) 0.8667; linear: 0.6667, with labels 0.7143
 #   grades 1, 2, 3, 4 in place of 0, 1, 3, 4: 0.8333
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq scikit-learn==1.9.1 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

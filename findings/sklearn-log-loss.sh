@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # scikit-learn 1.9.1
-# Behaviour: log_loss() clips probabilities by the smallest step of their type. A true class with the probability 0 costs
-#   6.9 in float16, 15.9 in float32 and 36.0 in float64. The same values, converted after they were stored, give another
-#   loss.
+# Behaviour: log_loss() clips probabilities by the smallest step of their type. A true class with the probability 0
+#   costs 6.9 in float16, 15.9 in float32 and 36.0 in float64. The same values, converted after they were stored, give
+#   another loss.
 # Expected: one figure for equal numbers, or an infinite loss.
 # Why it matters: the softmax of a network that is sure of itself has many zeros in half precision. The evaluation of a
 #   run in mixed precision looks better than the one in float32, and float16 predictions that were read by a program
@@ -11,8 +11,9 @@
 #   scikit-learn 1.9.1, one image: float16 6.93, float32 15.94, float64 36.04
 #   1000 images: float16 0.140, float32 0.319, float64 0.721
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq scikit-learn==1.9.1 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

@@ -10,8 +10,9 @@
 #   scikit-learn 1.9.1: balanced accuracy 0.75, macro recall 0.5, "macro avg" 0.5
 #   with predictions 0 0 1 0: 0.75, 0.75, 0.75
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq scikit-learn==1.9.1 scipy==1.17.1 numpy==2.4.6
 venv/bin/python -W ignore - <<'PYTHON'

@@ -12,8 +12,9 @@
 #   float32: 1.000, 1.000, 1.000, 1.000
 #   cosine of two equal images of the norm 277: cosine_similarity 1.000, product of normalize's rows 0.000
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq scikit-learn==1.9.1 scipy==1.17.1 numpy==2.4.6
 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

@@ -10,8 +10,9 @@
 #   scikit-learn 1.9.1: least sure image: before 0.35, after 1.00; factor above 100: True
 #   one wrong image of 60: factor 4.4, least sure 0.43
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq scikit-learn==1.9.1 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

@@ -11,8 +11,9 @@
 #   spectral 0.25: load() 0.4, read_band() 0.4, [0, 0] 0.4, open_memmap() 4000, rasterio 1.4.4 4000
 #   load() of the copy that save_image() made of load(): 4e-05
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq spectral==0.25 rasterio==1.4.4 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

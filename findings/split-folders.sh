@@ -8,8 +8,9 @@
 # Last lines of a run on 2026-11-29 (0.8, 0.1, 0.1; train, val, test):
 #   split-folders 0.6.1: 9 images [7, 0, 2], 15 [12, 1, 2], 19 [15, 1, 3], 40 [32, 4, 4]
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq split-folders==0.6.1
 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

@@ -10,8 +10,9 @@
 #   numpy 2.4.6; types, mean score, scores above 0.5, images of class 1:
 #   elements of arrays: blob, blob, 0.0, 3, 0; tolist(): real, integer, 0.4, 1, 2
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq numpy==2.4.6
 venv/bin/python - <<'PYTHON'

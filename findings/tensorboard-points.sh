@@ -12,8 +12,9 @@
 #   peaks that are kept: 5 of 30, the best 0.87; with size_guidance scalars 0: 30000 points, 30 peaks, the best 0.90
 #   a scalar of every second step: 3365 steps that both have; of all: 15000
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq tensorboard==2.21.0 numpy==2.4.6
 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

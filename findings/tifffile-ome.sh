@@ -10,8 +10,9 @@
 #   z1.ome.tif without z0.ome.tif: (2, 8, 8), planes [0, 20]
 # The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, tifffile 2026.11.8.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq tifffile==2026.3.3 numpy==2.4.6
 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

@@ -11,8 +11,9 @@
 #   with photometric="minisblack": 3: L x 3, 4: L x 4
 # The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, tifffile 2026.11.8.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq tifffile==2026.3.3 pillow==13.0.0 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

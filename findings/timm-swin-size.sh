@@ -13,8 +13,9 @@
 #   logits apart by over 1%: img_size and set_input_size, img_size and strict_img_size=False
 #   ViT: dynamic_img_size and img_size differ by 0.0
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq timm==1.0.31 torch==2.14.1
 OMP_NUM_THREADS=1 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

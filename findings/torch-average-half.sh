@@ -12,8 +12,9 @@
 #   decay 0.999: float32 1.950, float16 1.512, bfloat16 1.000
 #   decay 0.9999: float32 1.950, float16 1.000, bfloat16 1.000
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq torch==2.14.1 numpy==2.4.6
 OMP_NUM_THREADS=1 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

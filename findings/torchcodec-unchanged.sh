@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # torchcodec 0.17.0, torchvision 0.29.1, torch 2.14.1
 # Behaviour: mode="UNCHANGED" of torchcodec's decode_jpeg turns the image as its EXIF orientation says, and returns CMYK
-#   as Pillow has it. torchvision's decode_jpeg with UNCHANGED, which it replaces, leaves the image as stored, and returns
-#   255 minus each value.
+#   as Pillow has it. torchvision's decode_jpeg with UNCHANGED, which it replaces, leaves the image as stored, and
+#   returns 255 minus each value.
 # Expected: UNCHANGED names the pixels as they are stored, and both have the same ones.
 # Why it matters: code that applies the orientation itself turns photographs twice after the move to torchcodec that
 #   torchvision's warning advises; widths and heights from headers have swapped sides.
@@ -10,12 +10,14 @@
 #   torchcodec 0.17.0: 40 high, 20 wide, cyan 10
 #   torchvision 0.29.1: 20 high, 40 wide, cyan 245
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq torchcodec==0.17.0 torchvision==0.29.1 torch==2.14.1 pillow==13.0.0 numpy==2.4.6
 venv/bin/python -W ignore - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }
 import io
+from functools import partial
 
 import torch
 import torchcodec
@@ -37,8 +39,8 @@ exif[ExifTags.Base.Orientation] = 6
 rotated = stored(Image.new("RGB", (40, 20), (200, 30, 60)), exif=exif)
 cmyk = stored(Image.new("CMYK", (40, 20), (10, 200, 30, 40)), quality=100)
 programs = {
-    f"torchcodec {torchcodec.__version__.partition('+')[0]}": lambda data: decode_jpeg(data, mode="UNCHANGED"),
-    f"torchvision {torchvision.__version__.partition('+')[0]}": lambda data: torchvisions(data, ImageReadMode.UNCHANGED),
+    f"torchcodec {torchcodec.__version__.partition('+')[0]}": partial(decode_jpeg, mode="UNCHANGED"),
+    f"torchvision {torchvision.__version__.partition('+')[0]}": partial(torchvisions, mode=ImageReadMode.UNCHANGED),
 }
 seen = {}
 for program, decode in programs.items():

@@ -9,8 +9,9 @@
 #   torchinfo 1.8.0: Linear on 1 token 147840, on 197 tokens 147840; Conv2d on 196 positions 28976640
 #   vit_small_patch16_224: torchinfo 0.08, torch 2.14.1 4.24; vit_small_patch8_224: 0.08, 16.73; resnet50: 4.09, 4.09
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq torchinfo==1.8.0 timm==1.0.31 torch==2.14.1
 OMP_NUM_THREADS=1 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

@@ -12,8 +12,9 @@
 #   scikit-learn 1.9.1: 0.746, 0.834
 #   three classes, none of the last: AUROC [0.809, 0.811, 0.0], mean 0.54; precision [0.819, 0.782, nan], mean 0.801
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq torchmetrics==1.9.0 torch==2.14.1 scikit-learn==1.9.1 numpy==2.4.6
 OMP_NUM_THREADS=1 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

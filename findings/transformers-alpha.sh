@@ -11,8 +11,9 @@
 #   alpha 128: convert [200, 0, 0], CLIP [227, 127, 127]; palette: convert [200, 0, 0], CLIP [255, 255, 255]
 #   white background: BitImageProcessorPil CLIPImageProcessorPil SiglipImageProcessorPil TextNetImageProcessorPil
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq transformers==5.24.0 pillow==13.0.0 numpy==2.4.6
 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

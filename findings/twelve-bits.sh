@@ -11,8 +11,9 @@
 #   JPEG 2000: Pillow [0, 1600, 32000, 65520], OpenCV [0, 100, 2000, 4095], imagecodecs [0, 100, 2000, 4095]
 # The same on 2026-11-30 with Python 3.13 and imagecodecs 2026.10.10, numpy 2.5.5, tifffile 2026.11.8.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq pillow==13.0.0 opencv-python-headless==5.0.0.93 tifffile==2026.3.3 imagecodecs==2026.3.6 \
     numpy==2.4.6

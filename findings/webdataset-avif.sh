@@ -7,8 +7,9 @@
 # Last lines of a run on 2026-11-28:
 #   webdataset 1.0.2: jpg Image, png Image, webp Image, bmp Image, gif Image, tif Image, jp2 Image, avif bytes
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq webdataset==1.0.2 pillow==13.0.0 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

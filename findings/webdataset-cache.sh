@@ -12,8 +12,9 @@
 #   with cache_dir="cache": train ['a', 'b'], val ['a', 'b']; files in the cache: ['000.tar']
 #   with cache_dir="cache-" + split: train ['a', 'b'], val ['c', 'd']
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq webdataset==1.0.2 numpy==2.4.6
 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

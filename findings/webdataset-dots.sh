@@ -10,8 +10,9 @@
 #   webdataset 1.0.2: 80 images cat.0.jpg to dog.39.jpg: 2 samples, ['cat', 'dog'], each of 40 parts
 #   the same images as cat_0.jpg to dog_39.jpg: 80 samples
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq webdataset==1.0.2 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

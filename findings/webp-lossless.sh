@@ -11,8 +11,9 @@
 #   OpenCV 5.0.0: PNG [200, 60, 30], WebP [0, 0, 0]; imagecodecs 2026.3.6: WebP [200, 60, 30]
 # The same on 2026-11-30 with Python 3.13 and imagecodecs 2026.10.10, numpy 2.5.5.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq pillow==13.0.0 opencv-python-headless==5.0.0.93 imagecodecs==2026.3.6 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

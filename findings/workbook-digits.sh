@@ -9,8 +9,9 @@
 #   xlsxwriter 3.3.1: 2445; 0.1 + 0.2 is read as 0.3
 #   openpyxl 3.1.5: 2445; 0.1 + 0.2 is read as 0.3
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq xlsxwriter==3.3.1 openpyxl==3.1.5
 venv/bin/python - <<'PYTHON'

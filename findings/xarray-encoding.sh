@@ -10,8 +10,9 @@
 #   xarray 2026.9.0: /= [0.0, 0.0, 0.0, 0.0], .values = [0.0, 0.0, 0.0, 0.0]
 #   data["image"] = data["image"] / 300: [0.0, 0.333, 0.667, 1.0]
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq xarray==2026.9.0 netCDF4==1.7.5.1.post1 numpy==2.4.6
 venv/bin/python - <<'PYTHON'

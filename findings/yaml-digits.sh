@@ -11,8 +11,9 @@
 #   no texts by ruamel.yaml 0.19.1: [8, 9, 1000.0, 70000000000.0]; by omegaconf 2.3.1: [1000.0, 70000000000.0]
 #   by PyYAML: []
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq pyyaml==6.0.4 ruamel.yaml==0.19.1 omegaconf==2.3.1
 venv/bin/python - <<'PYTHON'

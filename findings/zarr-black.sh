@@ -11,8 +11,9 @@
 #   format 3: zarr 3.1.6 uint8 [0, 1, 255], xarray 2026.9.0 uint8 [0, 1, 255]
 #   format 2, mask_and_scale=False: uint8 [0, 1, 255]
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq xarray==2026.9.0 zarr==3.1.6 numpy==2.4.6
 venv/bin/python -W ignore - <<'PYTHON'

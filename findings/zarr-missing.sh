@@ -13,8 +13,9 @@
 #   chunks with a file: 7 of 10; of 100 labels of the class 0, as written: 0 of 10, with write_empty_chunks 10 of 10
 # The same on 2026-11-30 with Python 3.13 and numpy 2.5.5, zarr 3.4.2.
 set -euo pipefail
-cd "$(mktemp -d)"
-trap 'rm -rf "$PWD"' EXIT
+folder=$(mktemp -d)
+cd "$folder"
+trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq zarr==3.1.6 numpy==2.4.6
 venv/bin/python - 2> errors.txt <<'PYTHON' || { cat errors.txt; exit 1; }

@@ -1,0 +1,53 @@
+"""The scripts of findings: each works in a folder of its own, pins its packages, and has the parts of its head."""
+
+import os
+import re
+import shlex
+import subprocess
+
+from conftest import ROOT
+
+RUNNER = ROOT / "findings" / "run.sh"
+TEXTS = {path: path.read_text() for path in sorted(RUNNER.parent.glob("*.sh")) if path != RUNNER}
+OWN_FOLDER = ["set -euo pipefail", "folder=$(mktemp -d)", 'cd "$folder"', "trap 'rm -rf \"$folder\"' EXIT"]
+PARTS = ["Behaviour: ", "Expected: ", "Why it matters: ", "Last lines of a run on "]
+PINNED = re.compile(r"[\w.\[\],-]+==[\w.]+")
+
+
+def test_each_script_works_in_a_folder_of_its_own():
+    assert len(TEXTS) > 100
+    for script, text in TEXTS.items():
+        commands = [line for line in text.splitlines() if not line.startswith("#")]
+        assert commands[:4] == OWN_FOLDER, script.name
+        assert not [line for line in commands[4:] if re.search(r"\b(rm|trap|mktemp)\b", line)], script.name
+
+
+def test_no_script_works_where_no_folder_can_be_made(tmp_path):
+    (tmp_path / "kept.txt").write_text("kept")
+    environment = {**os.environ, "TMPDIR": "/no/such/dir", "PIP_NO_INDEX": "1"}
+    ended = subprocess.run([next(iter(TEXTS))], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ended.returncode != 0 and "mktemp" in ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
+
+
+def test_each_script_can_be_run_and_read():
+    for script in [*TEXTS, RUNNER]:
+        assert os.access(script, os.X_OK), script.name
+        assert max(map(len, script.read_text().splitlines())) <= 120, script.name
+
+
+def test_each_script_pins_its_packages():
+    for script, text in TEXTS.items():
+        installations = re.findall(r"pip install (.*)", text.partition("set -euo")[2].replace("\\\n", " "))
+        assert installations, script.name
+        for installation in installations:
+            packages = [word for word in shlex.split(installation) if not word.startswith("-")]
+            assert packages and all(map(PINNED.fullmatch, packages)), f"{script.name}: {installation}"
+
+
+def test_each_head_has_its_parts():
+    for script, text in TEXTS.items():
+        shebang, packages, *head = text.partition("\nset -euo")[0].splitlines()
+        assert shebang == "#!/usr/bin/env bash" and re.search(r"[\w-]+ \d+\.\d+", packages), script.name
+        parts = [part for line in head for part in PARTS if line.startswith(f"# {part}")]
+        assert parts == PARTS, script.name
