@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -164,10 +164,7 @@ def read_options(argv: tuple[str, ...], flags: argparse.Namespace, script: str) 
     if flags.profile:
         _check_profile(config, flags.dry_run)
     replaced = [Note("screen", f"-cfg {file} is not read: -cfg {flags.cfg} replaces it") for file in flags.replaced]
-    hidden = [
-        flag for flag in KEY_FLAGS if getattr(flags, flag.name) is not None and table.row(flag.key).source == "-opts"
-    ]
-    replaced += [Note("screen", f"-{flag.name} is not read: -opts {flag.key} replaces it") for flag in hidden]
+    replaced += _replaced_flags(table, flags)
     command = Command(
         argv=argv,
         flags=flags,
@@ -181,6 +178,17 @@ def read_options(argv: tuple[str, ...], flags: argparse.Namespace, script: str) 
         runs=runs,
     )
     return replace(command, notes=(*command.notes, *_warn_of_unused(table, command)))
+
+
+def _replaced_flags(table: OptionTable, flags: argparse.Namespace) -> Iterator[Note]:
+    """A note for each flag whose key a later word of the command line gives."""
+    for flag in KEY_FLAGS:
+        typed = getattr(flags, flag.name)
+        row = table.row(flag.key)
+        is_of_another = row.source.startswith("-") and row.source != f"-{flag.name}"
+        is_changed = row.source in ("-opts", "-set") or row.value != typed
+        if typed is not None and is_of_another and is_changed:
+            yield Note("screen", f"-{flag.name} is not read: {row.source} {flag.key} replaces it")
 
 
 def _runs_of_sweep(folder: str | None) -> tuple[Path, ...]:

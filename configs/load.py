@@ -32,6 +32,8 @@ _MAPPINGS = ("KWARGS", "_AUGMENTATIONS", "COLUMNS", "OPERATING_POINT", "RENAME")
 _MAX_FILES = 32  # files that name each other twice in a chain of 32 would be read 2 ** 32 times
 DROP_RATES = ("DROPOUT", "ATTENTION_DROPOUT", "DROPPATH")  # of MODEL: a part of the training, not of the architecture
 _GOALS = {"sensitivity", "specificity"}
+_OFF = {"off", "no", "none", "false", "disabled", "0", "o0", "fp32", "float32"}
+_ON = {"on", "yes", "true", "enabled"}
 _NO_PLACES: Mapping[str, str] = {}
 _SECTION = "must be a section of keys, as `KEY: value`"
 _TEXT_OF = {  # by pydantic's type of an error
@@ -458,9 +460,20 @@ def _error_line(key: str, error: ErrorDetails, table: OptionTable) -> str:
     message = _TEXT_OF.get(error["type"], message)
     names = re.findall("'([^']+)'", error.get("ctx", {}).get("expected", ""))  # of a value that is one of several
     typed = format_value(given).lower()
-    with_it = [name for name in names if typed in name][:1]  # quadratic_kappa of kappa
-    hint = did_you_mean(typed, with_it or names, 0.5)  # float16 of fp16
+    hint = _nearest_value(key, typed, names) if names else ""
     return f"{origin}{key} is {shorten(given)}: {message[0].lower()}{message[1:]}{hint}"
+
+
+def _nearest_value(key: str, typed: str, names: Sequence[str]) -> str:
+    """A hint for a value that is none of `names`; a word that switches something on or off is like no other one."""
+    if typed in _OFF and key in ("AMP.LEVEL", "AMP.DTYPE"):
+        return "; for float32 give -amp=no in its place"
+    if typed in _OFF or typed in _ON:
+        off = [name for name in names if name in ("none", "fp32") and typed in _OFF]
+        return f"; did you mean {off[0]}?" if off else ""
+    names = [name for name in names if name != "fp32"]  # fp16 is not like it
+    with_it = [name for name in names if typed in name][:1]  # quadratic_kappa of kappa
+    return did_you_mean(typed, with_it or names, 0.5)  # float16 of fp16
 
 
 def _unknown_key(key: str, given: Any, table: OptionTable) -> str:

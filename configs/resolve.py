@@ -30,6 +30,7 @@ from configs.schema.compute import PRESETS
 from configs.schema.config import known_keys
 from configs.schema.data import AUTO, properties_of
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
+from configs.schema.section import without
 from configs.versions import GONE_KEYS, is_gone_value
 from configs.weights import NORMALIZATION, WEIGHT_RULES, described_model
 from configs.yaml_io import format_value, shorten
@@ -188,13 +189,22 @@ def _present_name(key: str, known: Collection[str]) -> str:
 
 
 def precision_follows_preset(options: OptionTable) -> Iterator[Note]:
-    """AMP.PRESET gives other keys of AMP; a key wins if the layer of PRESET, or a higher one, gives it."""
+    """AMP.PRESET gives other keys of AMP; a key wins if the layer of PRESET, or a higher one, gives it. A line names
+    the typed ones that it replaces; a typed DTYPE stays.
+    """
     preset = options.row("AMP.PRESET")
     name = str(preset.value)
     of_preset = PRESETS.get(name, {})
     values = {key: value for key, value in of_preset.items() if options.row(f"AMP.{key}").level < preset.level}
+    if options.row("AMP.DTYPE").source.startswith("-"):
+        values = without(values, ("DTYPE",))  # the check of the options refuses another one than the preset's
     if not values:  # or an unknown name, which the check of the options reports
         return
+    for key, value in values.items():
+        row = options.row(f"AMP.{key}")
+        if row.source.startswith("-") and row.value != value:
+            own = f"{row.source} (AMP.{key} {format_value(row.value)})"
+            yield Note("screen", f"{own} is not read: AMP.PRESET {name} has {format_value(value)}")
     options.add({"AMP": values}, f"AMP.PRESET {name}")
     given = ", ".join(f"{key} {format_value(value)}" for key, value in values.items())
     yield Note("log", f"AMP.PRESET {name}: {given}")

@@ -59,7 +59,7 @@ class Amp(Section):
     def _problems(self) -> Iterator[str]:
         smallest = self.min_loss_scaling
         if self.preset == "bf16_stream" and self.dtype != "bfloat16":
-            yield "PRESET bf16_stream: the range of float16 is too small; remove DTYPE"
+            yield "PRESET bf16_stream: the range of float16 is too small; remove DTYPE (-amp_dtype)"
         if smallest > self.init_loss_scaling:
             yield f"MIN_LOSS_SCALING {smallest:g} exceeds INIT_LOSS_SCALING; lower it"
         for name in sorted(set(self.custom_white_list) & set(self.custom_black_list)):

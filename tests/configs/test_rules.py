@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from configs.command_line import parse_command_line, to_yaml
 from configs.compare import changed_options, set_by
+from configs.flags import KEY_FLAGS
 from configs.resolve import Facts, check_best_metric, follow_facts
 from configs.schema import Config
 from configs.schema.compute import PRESETS
@@ -302,6 +303,41 @@ def test_keys_of_the_same_file_win_over_a_preset_and_a_preset_over_lower_layers(
     assert amp.min_loss_scaling == 2.0
     assert not parse(tmp_path, recipe, "-amp", "-opts", "AMP.PRESET=fp32").config.amp.enabled
     assert parse(tmp_path, "AMP: {PRESET: fp32}", "-amp").config.amp.enabled
+
+
+TYPED = {
+    "amp": False, "amp_dtype": "float16", "compile": "none", "eval": False, "accum_iter": 2,
+    "epochs": 7, "minutes": 3.0, "lr": 0.5, "last_epoch": 1, "dataset": "cifar10", "data_path": "images",
+    "batch_size": 8, "memory_gb": 2.0, "batch_size_eval": 4, "image_size": 32, "num_workers": 1, "pretrained": "x.pth",
+    "teacher_model_path": "x.pth", "resume": "x.pth", "output": "runs", "name": "mine",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_typed_flag_beside_a_preset_holds_or_is_named_or_is_refused(preset):
+    key_of = {flag.name: flag.key for flag in KEY_FLAGS}
+    assert key_of.keys() == {*TYPED, "save_logits"}  # which needs -eval
+    named = set()
+    for name, value in TYPED.items():
+        typed = f"-{name}={'no' if value in (False, 'none') else value}"
+        try:
+            command = parse_command_line([typed, "-opts", f"AMP.PRESET={preset}", "TRAIN.DISTILLATION_TYPE=hard"])
+        except UserError as error:
+            assert "DTYPE" in str(error)
+            named.add("refused")
+            continue
+        held = attrgetter(key_of[name].lower())(command.config) == value
+        lines = told(command.notes, f"-{name} ")
+        assert held or lines, name
+        named.update(name for _ in lines)
+    expected = {"fp32": {"amp_dtype"}, "bf16_stream": {"amp", "refused"}}
+    assert named == expected.get(preset, {"amp"})
+
+
+def test_a_preset_of_a_sweep_names_the_options_that_it_replaces():
+    command = parse_command_line(["-opts", "AMP.LEVEL=O2", "AMP.INCR_RATIO=4"], set_options=["AMP.PRESET=torch"])
+    assert len(told(command.notes, "-opts (AMP.")) == 2
+    assert told(parse_command_line(["-amp=no", "-amp_dtype=bfloat16"]).notes, "-amp ")
 
 
 EARLIER = """

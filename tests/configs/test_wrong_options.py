@@ -52,6 +52,12 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 -opts DATA.BATCHSIZE=4 | DATA.BATCH_SIZE?
 -opts TRAIN.OPTIMIZER=lamb | TRAIN.OPTIMIZER is
 -opts AMP.PRESET=bf16_stream AMP.DTYPE=float16 | DTYPE
+-amp_dtype=float16 -opts AMP.PRESET=bf16_stream | -amp_dtype  # as in YAML
+-opts AMP.LEVEL=O0 | -amp=no  # not O1, which is like it
+-amp_dtype=fp32 | -amp=no
+-opts AMP.PRESET=off | did you mean fp32?
+-opts TRAIN.COMPILE=false | none?
+-opts PARALLEL.COMM_HOOK=fp32 | none?
 -cfg=configs/folder_small.yaml -pretrained=timm | MODEL.PRETRAINED timm
 -cfg=configs/probe.yaml -opts TRAIN.BASE_LR=abc | TRAIN.BASE_LR  # without effect in a probe
 -batch_size=0 | DATA.BATCH_SIZE is 0
