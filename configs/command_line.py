@@ -232,9 +232,12 @@ def _check_profile(config: Config, is_dry: bool) -> None:
 def to_yaml(config: Config) -> str:
     """The resolved options as the text of a YAML file, from which `parse_command_line` makes an equal `Config`.
 
-    Paths of data and weights are absolute: the run can be resumed from another folder.
+    Paths of data and weights are absolute: the run can be resumed from another folder. SAVE is left out if it is the
+    folder of a sweep: neither an evaluation of its run, nor one with a copy of the file, belongs there.
     """
     values = {WRITTEN_BY: VERSION} | config.model_dump(by_alias=True)
+    if Path(config.save, SWEEP).is_file():
+        del values["SAVE"]
     for section, keys in _FILES.items():
         given = values[section]
         given |= {key: absolute_file(given[key]) for key in keys if given[key]}

@@ -12,6 +12,7 @@ folders give a line, and files are ignored.
 
 import csv
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -45,6 +46,7 @@ from engine.run.record import BASELINES, REPORT
 from scripts.flags import write_output
 from utils.errors import UserError, escape_control_characters, on_one_line, print_escaped, shortened
 from utils.metric_table import METRICS
+from utils.notes import run_name
 from utils.processes.entry import run_script
 from utils.tables import aligned_table, table_text
 
@@ -57,6 +59,7 @@ COLUMNS += [*(name for name in METRICS if name not in COLUMNS), "best_metric", *
 SHARED = "share.html"
 CURVES = "curves.png"  # beside the page of one run
 GROUPS = "groups.csv"  # beside the page of several runs
+_SWEPT = re.compile(r"(?:^|,)([A-Z][A-Z0-9_]*)=")  # a key in the name of a run of a sweep
 _MAX_OPTIONS, _MAX_STATE_CHARS, _MAX_CELL_CHARS, _MIN_WIDTH = 6, 24, 40, 100  # in the terminal
 
 
@@ -179,9 +182,11 @@ def _tables(runs: Sequence[RunContents], groups: Sequence[Group]) -> str:
     """The tables of the page in the width of the terminal, '-' without a value; then the first options that differ."""
     header, cells, notes = results(runs)
     rows = []
-    for run, (*texts, state) in zip(runs, cells, strict=True):
-        rows.append([run.name, *(text or "-" for text in texts), shortened(state, _MAX_STATE_CHARS)])
-    parts = ["\n".join([*_fitted(["run", *header], rows), *notes])]
+    names = _columns_of_names(runs)
+    for index, (*texts, state) in enumerate(cells):
+        own = [column[index] for column in names.values()]
+        rows.append([*own, *(text or "-" for text in texts), shortened(state, _MAX_STATE_CHARS)])
+    parts = ["\n".join([*_fitted([*names, *header], rows), *notes])]
     if groups:
         keys = [*groups[0].options]
         columns = group_columns(groups)
@@ -198,6 +203,17 @@ def _tables(runs: Sequence[RunContents], groups: Sequence[Group]) -> str:
         text = on_one_line(f"{run.name}: {', '.join([*options[:_MAX_OPTIONS], *more]) or '-'}")
         lines += textwrap.wrap(text, _width(), subsequent_indent="    ", break_on_hyphens=False)
     return "\n\n".join([*parts, "\n".join(lines)])
+
+
+def _columns_of_names(runs: Sequence[RunContents]) -> dict[str, list[str]]:
+    """A column of the names of the runs; of the runs of a sweep, whose names differ in the middle, one for each key."""
+    found = [_SWEPT.split(run_name(Path(run.name)))[1:] for run in runs]  # keys and values in turn
+    keys = found[0][::2]
+    values = [row[1::2] for row in found]
+    is_sweep = keys and all(row[::2] == keys for row in found) and len({*map(tuple, values)}) == len(runs)
+    if not is_sweep:
+        return {"run": [run.name for run in runs]}
+    return {key: [row[index] for row in values] for index, key in enumerate(keys)}
 
 
 def _width() -> int:

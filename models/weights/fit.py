@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from configs.schema.model import Model
 from configs.schema.section import only
 from configs.weights import NPZ
-from models.weights.choose import FINE_TUNE, Purpose, choose
+from models.weights.choose import FINE_TUNE, TEACHER, Purpose, choose
 from models.weights.names import State, head_names, summarize_names
 from models.weights.read import LOST, WeightsFile, read_weights
 from utils.errors import UserError
@@ -83,13 +83,16 @@ class Fitted:
             texts.append(f"not used: {summarize_names(self.unused, limit=8)}")
         return [Note("log", source), *self.remarks, *(Note("log", text) for text in texts)]
 
-    def check_heads(self, file: Path) -> None:
+    def check_heads(self, weights: WeightsFile, purpose: Purpose) -> None:
         """Raises UserError if a head is new."""
-        for name in self.new_heads:
-            raise UserError(
-                f"{file}: cannot be evaluated ({name}: {self.reason(name)}); "
-                "train with these weights first, or give weights with this head"
-            )
+        for name, kind in self.new_heads.items():
+            fix = "train with these weights first, or give weights with this head"
+            if kind is NewHead.OTHER_NUMBER and purpose != TEACHER:
+                number = self.counts[0]
+                fix = f"for its {number} classes add -opts MODEL.NUM_CLASSES={number}, for others train with it first"
+                if weights.own_options:
+                    fix = "leave out -cfg and MODEL.NUM_CLASSES: the file has its own options"
+            raise UserError(f"{weights.file}: cannot be evaluated ({name}: {self.reason(name)}); {fix}")
 
 
 def load_pretrained(
@@ -130,7 +133,7 @@ def load_pretrained(
     checked = _check_tensors(weights, pairs, options.name)
     fitted.unused = [name for name in pairs.state if name not in pairs.own]
     if purpose.needs_head:
-        fitted.check_heads(weights.file)
+        fitted.check_heads(weights, purpose)
         hidden = [name for name in fitted.unused if _part(name) == "pre_logits"]  # of ViTs of ImageNet-21k
         text = "the results differ from the weights' own program: this model lacks their layer before the head"
         fitted.list_names(text, hidden, "warning")

@@ -12,10 +12,12 @@ from unittest.mock import Mock
 import pytest
 from conftest import ROOT, config_for, refused
 
+from configs.command_line import to_yaml
 from engine.checkpoint.run_folder import lock_run_folder
 from scripts import sweep
 from utils.errors import Unavailable, UserError
 from utils.files import read_json
+from utils.notes import SWEEP
 
 DIGITS = ["-dataset=digits", "-opts", "DATA.IMAGE_SIZE=8", "MODEL.PATCH_SIZE=4", "DATA.IMAGE_CHANNELS=1",
           "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.25]", "DATA.FOLDS=3", "MODEL.DEPTH=1", "MODEL.EMBED_DIM=16",
@@ -144,6 +146,22 @@ def test_null_leaves_a_key_that_cannot_be_null_as_the_recipe_has_it():
     _, runs, _ = sweep.read_grid(["MODEL.EMBED_DIM=null,32"], argv)
     widths = [config_for(*run).model.embed_dim for run in runs.values()]
     assert widths == [16, 32]
+
+
+def test_a_run_with_the_options_of_a_member_is_no_member(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sweep_folder, run = tmp_path / "sweep", tmp_path / "sweep/SEED=0-20260101-12-00"
+    run.mkdir(parents=True)
+    member = config_for(f"-output={sweep_folder}", *DIGITS, "DATA.FOLD=0")
+    assert f"SAVE: {sweep_folder}" in to_yaml(member)  # of an ordinary run
+    (sweep_folder / SWEEP).touch()
+    (run / "config.yaml").write_text(to_yaml(member))
+    (run / "status.json").write_text("{}")
+    copy = tmp_path / "copy.yaml"
+    copy.write_bytes((run / "config.yaml").read_bytes())
+    for words in ([f"-cfg={copy}"], ["-eval", f"-resume={run}"], ["-predict", f"-resume={run}"]):
+        assert config_for(*words).save == "./output"
+    assert config_for(f"-resume={run}", "-output=other").save == "other"
 
 
 @pytest.mark.slow

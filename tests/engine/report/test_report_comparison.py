@@ -57,6 +57,20 @@ def test_runs_are_compared_by_result_options_and_curves(tmp_path, compare):
     assert curves == [("0", "two &amp; more", "10 20 30 40 50"), ("1", "one", "10 20 30")]
 
 
+def test_runs_of_a_sweep_have_a_column_for_each_swept_key(tmp_path, compare):
+    for rate, policy in product(("0.01", "0.02"), ("[rand-m9-mstd0.5,inc1]", "[rand-m7-mstd0.5,inc1]")):
+        name = f"BASE_LR={rate},TRAIN_AUGMENTATIONS={policy},SEED=0-20260101-12-00"
+        make_run(tmp_path / name, 3, [f"TRAIN.BASE_LR={rate}"])
+    _, lines, _ = compare(*tmp_path.iterdir())
+    cells = [re.split(" {2,}", line)[:4] for line in lines[:5]]
+    assert cells[0] == ["BASE_LR", "TRAIN_AUGMENTATIONS", "SEED", "best validation top-1"]
+    assert ["0.02", "[rand-m9-mstd0.5,inc1]", "0", "30.00%"] in cells
+    assert len({(*row,) for row in cells}) == 5
+    make_run(tmp_path / "other", 3)
+    _, lines, _ = compare(*tmp_path.glob("*[!l]"))
+    assert lines[0].startswith("run ")
+
+
 def test_evaluations_and_failed_and_unfinished_runs_are_compared_too(tmp_path, compare):
     evaluation = make_evaluation_run(tmp_path / "evaluation")
     failed = make_run(tmp_path / "failed", 0, state="failed", message="out of memory " + "x" * 500)

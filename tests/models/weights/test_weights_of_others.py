@@ -467,6 +467,21 @@ def test_average_pooling_of_weights_with_a_class_token(saved):
         load_pretrained(model, path, purpose=EVALUATE)
 
 
+def test_a_head_of_other_classes_is_answered_by_the_option_that_evaluates_it(saved):
+    state = vit(num_classes=3).state_dict()
+    own = {"options": "{MODEL: {TYPE: vit}, DATA: {}}", "model": state, "format": 1}
+    cases = {
+        "-opts MODEL.NUM_CLASSES=3": (state, EVALUATE),
+        "leave out -cfg": (own, EVALUATE),
+        "give weights with this head": (state, TEACHER),
+    }
+    for fix, (content, purpose) in cases.items():
+        path = saved(content)
+        with refused(f"3 classes in the file, 7 in the model.*{fix}"):
+            load_pretrained(vit(num_classes=7), path, purpose=purpose)
+        load_pretrained(vit(num_classes=3), path, purpose=purpose)
+
+
 @pytest.mark.parametrize("name", ["resnet10t", "crossvit_tiny_240"])
 def test_channels_of_the_first_convolution(saved, name):
     rgb, gray = (timm.create_model(name, num_classes=3, in_chans=channels) for channels in (3, 1))
