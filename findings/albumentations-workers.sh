@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # albumentations 2.0.8
+# Subject: shards and loaders
 # Behaviour: a Compose draws its random numbers from a generator of its own, which each forked process has a copy of:
 #   all workers draw the same augmentations in the same order, and workers that are started again for the next epoch
 #   draw those of the first epoch again. seed=None, the default, is the same.
@@ -7,6 +8,7 @@
 # Why it matters: eight workers give each crop, flip and brightness to eight images at the same places of their batches,
 #   and an image that comes at the same place again is the same picture as before. torch's DataLoader seeds numpy and
 #   random in its workers, not this generator (tried with torch 2.14.1: equal, too). Later epochs show no new pictures.
+# Instead: call `set_random_seed()` of the Compose in each worker, with a number of the worker and the epoch
 # Last lines of a run on 2026-11-30 (gray level of an even image after RandomBrightnessContrast):
 #   albumentations 2.0.8, first epoch: three workers of four draws each: equal
 #   albumentations 2.0.8, second epoch: three workers of four draws each: equal

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # cleanvision 0.3.7
+# Subject: images and pixels
 # Behaviour: two images of other sizes are "exact duplicates" if their rows, one after the other, are the same bytes:
 #   the checksum has no size. BMP files are not looked at, and no line says so.
 # Expected: exact duplicates have the same size and pixels; a copy as BMP is one of them, or is named as not read.
 # Why it matters: uniform pictures (blank frames, masks, empty wells) of different sizes with equal areas are removed
 #   as duplicates of each other; copies in the format of many inspection cameras stay on both sides of a split.
+# Instead: compare size and pixels of the pairs; convert BMP files first
 # Last lines of a run on 2026-11-29 (a.png 60 x 40, b.png 40 x 60 of the same bytes, c.bmp and d.png equal to a.png):
 #   cleanvision 0.3.7: 3 of 4 files, exact duplicates: [['a.png', 'b.png', 'd.png']]
 set -euo pipefail

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # pandas 2.3.3 and datasets 5.2.0 (which reads CSV files with pandas), pyarrow 25.0.1
+# Subject: tables and lists of images
 # Behaviour: the labels "None", "NA", "null", "n/a" and "nan" of a CSV file become missing values; "none" does not.
 #   pyarrow's reader keeps all of them as text.
 # Expected: a column of words stays a column of words.
 # Why it matters: "None" (no finding) is often the largest class of a medical table, "NA" a country. dropna(), or the
 #   loss on a missing label, removes the class; models that were trained with another reader have it.
+# Instead: `keep_default_na=False`
 # Last lines of a run on 2026-11-28:
 #   pandas 2.3.3:    [nan, nan, nan, nan, nan, 'none', 'tumor']
 #   datasets 5.2.0:  [None, None, None, None, None, 'none', 'tumor']

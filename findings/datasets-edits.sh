@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # datasets 5.2.0, Pillow 13.0.0
+# Subject: shards and loaders
 # Behaviour: an image that was opened from a file and then changed in place (thumbnail, paste) is stored as the bytes of
 #   the file: Dataset.from_dict and map keep the original, without a warning. A new image, as of resize, is kept.
 # Expected: the pixels of the object that was given.
 # Why it matters: a data set that was made smaller, or had text or faces covered, by map(lambda x: x["image"].thumbnail
 #   or .paste) is the original one: its size and speed do not change, and the covered text is in the training.
+# Instead: give a new image, as of `resize()` or `crop()`, not one that was changed in place
 # Last lines of a run on 2026-11-28:
 #   datasets 5.2.0: given (16, 11) after thumbnail, stored (96, 64); given (16, 11) after resize, stored (16, 11)
 #   map with thumbnail in place: (96, 64); map with paste of black: mean 200.0, not 0

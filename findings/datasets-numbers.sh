@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # datasets 5.2.0, pyarrow 25.0.1
+# Subject: shards and loaders
 # Behaviour: a column of numbers becomes classes in three ways. cast_column(ClassLabel) takes a number as the place of a
 #   name, also where the names are numbers; class_encode_column sorts the numbers as text, and changes them; a CSV file
 #   with the same ClassLabel in features= takes the number as a name.
@@ -7,6 +8,7 @@
 # Why it matters: class folders 0 to 11 have the order 0, 1, 10, 11, 2. With their names and a table of their numbers,
 #   cast_column names ten of twelve classes wrong, without an error; after class_encode_column a label is no more the
 #   number of the table, by which another program or a list of names counts.
+# Instead: cast the column to text first: the number is then the name
 # Last lines of a run on 2026-11-29 (the number 2; names 0, 1, 10, 11, 2, ..., 9):
 #   datasets 5.2.0, cast_column: label 2, named 10
 #   datasets 5.2.0, class_encode_column: label 4, named 2

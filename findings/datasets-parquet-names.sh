@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # datasets 5.2.0, pyarrow 25.0.1
+# Subject: shards and loaders
 # Behaviour: each parquet file of datasets has the names of its classes in its schema. load_dataset() of several files
 #   takes the names of the first, for the other files and splits too, and leaves their numbers: the class dog of a test
 #   file whose names are dog, cat is read as cat, without a warning.
@@ -7,6 +8,7 @@
 # Why it matters: splits or parts that were written one by one, with the classes in the order in which each met them
 #   (or without a class that the part lacks), are trained on, or evaluated, under wrong names. cast_column(ClassLabel)
 #   keeps the numbers, too.
+# Instead: write all files with one list of names, or join with `concatenate_datasets()`, which refuses
 # Last lines of a run on 2026-11-29 (labels of the file test.parquet: dog, cat, dog):
 #   datasets 5.2.0: test.parquet alone ['dog', 'cat', 'dog'], beside train.parquet ['cat', 'dog', 'cat']
 #   both as one split: ['cat', 'dog', 'cat', 'cat', 'dog', 'cat']; concatenate_datasets: ValueError

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # datasets 5.2.0, Pillow 13.0.0
+# Subject: shards and loaders
 # Behaviour: "imagefolder" on class folders looks for a word of a split (train, test, val, dev, eval) in all names of
 #   folders and files first. If one image has such a word, it is the data set, without a label; all other images are
 #   left out, without a warning.
 # Expected: class folders are classes; splits are folders above them that hold all images.
 # Why it matters: one photograph test-drive.jpg leaves one image of thousands. A class train beside bus and car, or test
 #   beside control, is the only one that is read. drop_labels=False gives labels, not the other images.
+# Instead: compare the number of rows with the number of files; rename what contains such a word
 # Last lines of a run on 2026-11-29 (four images per folder):
 #   datasets 5.2.0: bus, car: train 8, labels ['bus', 'car']
 #   bus, car with car/test-drive.jpg: test 1, no labels

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # datasets 5.2.0, Pillow 13.0.0
+# Subject: shards and loaders
 # Behaviour: if a folder of "imagefolder" has a metadata.csv, images that it does not list are left out, without a
 #   warning, an error or a count.
 # Expected: an error or a warning, as for a listed image that is missing; or a row without a label.
 # Why it matters: a metadata.csv that was written before the last images were added, or for the labelled part only,
 #   makes the data set smaller; nothing but len() tells.
+# Instead: compare the number of rows with the number of images in the folder
 # Last lines of a run on 2026-11-28:
 #   datasets 5.2.0: 5 images in the folder, 2 listed; 2 rows with the labels ['cat', 'dog']; warnings: none
 set -euo pipefail

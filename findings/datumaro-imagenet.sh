@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # datumaro 1.13.12 (CVAT exports by a fork of Datumaro, which was not run)
+# Subject: tables and lists of images
 # Behaviour: the export "imagenet" puts images without a label into a folder no_label beside the folders of the classes,
 #   an image with two labels into both folders, and the images of all splits into one place (the log says only the last
 #   of these). The export "cifar" keeps the first of two labels, and no word about the second.
 # Expected: an error or a warning for images that do not have one label each.
 # Why it matters: programs that read class folders train a class no_label, and see one picture with two labels; a part
 #   of the annotation that was not finished is enough.
+# Instead: leave out images without exactly one label before the export
 # Last lines of a run on 2026-11-28 (a: zebra and ant, train; b: ant, val; c: no label, train):
 #   datumaro 1.13.12: imagenet writes ant/a.jpg, ant/b.jpg, no_label/c.jpg, zebra/a.jpg
 #   cifar, read again: a ['zebra'], b ['ant'], c []

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # duckdb 2.0.1
+# Subject: tables and lists of images
 # Behaviour: a column of a CSV file that has the words T and F, t and f, or yes and no only becomes BOOLEAN; written
 #   back, the labels are "true" and "false". Y and N, on and off stay text. With one other word in the column all stay
 #   text.
 # Expected: a column of words stays a column of words; true and false alone are truth values.
 # Why it matters: a table that was filtered with one line of SQL has other classes: a model with the classes T and F
 #   (tumor, female, pass marks) is evaluated against "true" and "false", or both tables together have four classes.
+# Instead: `read_csv(..., all_varchar=true)`
 # Last lines of a run on 2026-11-29 (labels of a file, and as written back):
 #   duckdb 2.0.1: T, F -> true, false; yes, no -> true, false; Y, N -> Y, N; on, off -> on, off
 #   T, F, unsure -> T, F, unsure

@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
 # astropy 7.2.3, Pillow 13.0.0, imageio 2.37.3
+# Subject: DICOM, microscopes, satellites
 # Behaviour: Pillow, and imageio.v3 through it, return the rows of a FITS file from the last to the first; astropy
 #   returns them as they are stored.
-# Expected: np.asarray(Image.open(path)) equals fits.getdata(path), as for TIFF and PNG between readers.
+# Expected: np.asarray(Image.open(path)) equals fits.getdata(path), as for TIFF and PNG between readers; FITS draws its
+#   first row at the bottom, and of that only Pillow's picture takes account.
 # Why it matters: boxes and cutouts that were made with astropy are taken from a mirrored picture; a network that was
 #   trained on arrays of astropy is served mirrored pictures by a program that opens files with Pillow.
+# Instead: one reader for training and for serving, or `array[::-1]` of one of them
 # Last lines of a run on 2026-11-29 (three rows 0 1, 2 3, 4 5):
 #   astropy 7.2.3: [[0, 1], [2, 3], [4, 5]]
 #   Pillow 13.0.0: [[4, 5], [2, 3], [0, 1]], imageio 2.37.3: [[4, 5], [2, 3], [0, 1]]

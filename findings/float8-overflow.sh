@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # ml_dtypes 0.6.0, onnx 1.23.2
+# Subject: weights, exports and runtimes
 # Behaviour: a value above the range of float8_e4m3fn (448) becomes nan when numpy casts it with ml_dtypes, and 448
 #   when onnx casts it (Cast and QuantizeLinear saturate by default).
 # Expected: one conversion for one format; infinity does not exist in it, so 448 for both, or nan for both.
 # Why it matters: weights or activations that were scaled in numpy for an 8-bit model have nan where the exported graph
 #   has its largest value: one outlier of a calibration makes all outputs nan, and only in the check with numpy.
+# Instead: `numpy.clip()` to the range of the type before the cast
 # Last lines of a run on 2026-11-29:
 #   of 448, 464, 465, 1000, -1000: ml_dtypes 0.6.0 [448.0, 448.0, nan, nan, nan]
 #   onnx 1.23.2, Cast: [448.0, 448.0, 448.0, 448.0, -448.0]; with saturate=0: [448.0, 448.0, nan, nan, nan]

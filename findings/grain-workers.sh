@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # grain 0.2.18
+# Subject: shards and loaders
 # Behaviour: in a DataLoader with Batch(drop_remainder=True) each worker makes batches of its own share, and drops its
 #   own remainder: 100 samples in batches of 32 give 96 samples without workers, 64 with two, none with four, without a
 #   warning. drop_remainder=False gives up to one short batch per worker.
 # Expected: the number of workers changes the speed: one remainder of the epoch is dropped, and one batch is short.
 # Why it matters: an evaluation on a small split has fewer images, or no batch, on a machine with more cores; the mean
-#   over nothing is NaN or 0. Batching after the workers (IterDataset.mp_prefetch, then batch) counts once.
+#   over nothing is NaN or 0.
+# Instead: make batches after the workers: `IterDataset.mp_prefetch()`, then `batch()`
 # Last lines of a run on 2026-11-29 (100 samples):
 #   grain 0.2.18, batches of 32, drop_remainder=True: 0 workers 96, 2 workers 64, 4 workers 0
 #   drop_remainder=False, 4 workers: batches of [25, 25, 25, 25]

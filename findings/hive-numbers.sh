@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # pyarrow 26.0.1, pandas 3.1.1 (which reads with pyarrow), polars 2.1.0, duckdb 2.0.1
+# Subject: tables and lists of images
 # Behaviour: pyarrow and polars read the names of Hive's folders (label=001/0.parquet) as numbers if all of them are
 #   numbers: 001 becomes 1, and the folders 001 and 1 become one class. polars takes 1e3 for a number, too. With one
 #   folder that is no number, all are texts: 001 stays. duckdb has texts in each case; pandas' read_parquet ends with
@@ -7,7 +8,8 @@
 # Expected: a class is the name of its folder in each library, whatever other folders there are.
 # Why it matters: classes such as 001 to 200 (CUB, product numbers, ICD and postal codes) do not fit any longer to the
 #   names in tables and predictions. A data set whose training has a class "other" has texts, its test without it
-#   numbers: no label of the test is known. partitioning=HivePartitioning(schema) and hive_schema= set the type.
+#   numbers: no label of the test is known.
+# Instead: set the type: `partitioning=HivePartitioning(schema)`, `hive_schema=`
 # Last lines of a run on 2026-11-29:
 #   folders 001, 010: pyarrow [1, 10], pandas [1, 10], polars [1, 10], duckdb ['001', '010']
 #   folders 001, 1: pyarrow [1, 1], pandas ValueError, polars [1, 1], duckdb ['001', '1']

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # hydra-core 1.3.8 (its command line), omegaconf 2.3.1 (its files)
+# Subject: training
 # Behaviour: a text in a YAML file of Hydra and the same text on its command line, key=text, are two values: 010 is 8 in
 #   the file and the text 010 on the command line, no is False and the text no, 12:30 is 750 and 12:30; nan is a text
 #   in the file and a number on the command line.
 # Expected: one value for one text, since an override is copied into the file as it was typed.
 # Why it matters: names of classes, sites and cameras are such texts. A run whose command line is put into a file has
 #   the site 8 in place of 010, and the class False in place of no; in a condition the text no is true, and False is
-#   not. Quotes in the file make a text of each.
+#   not.
+# Instead: quote such texts in the file
 # Last lines of a run on 2026-11-30 (text: in the file, on the command line):
 #   hydra-core 1.3.8, omegaconf 2.3.1
 #   010: 8, '010'; no: False, 'no'; on: True, 'on'; 12:30: 750, '12:30'

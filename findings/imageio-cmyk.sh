@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # imageio 2.38.1, OpenCV 5.0.0.93, Pillow 13.0.0
+# Subject: images and pixels
 # Behaviour: imread() of imageio returns the four inks of a CMYK JPEG, (height, width, 4), high values for dark;
 #   imread() of OpenCV converts them to BGR. The first three of imageio's channels are the negative of the photograph.
 # Expected: RGB, as of all other JPEGs, or an error.
 # Why it matters: ImageNet and many web collections have a few CMYK JPEGs. Code that drops "the alpha channel" by
 #   image[..., :3] trains on their negatives: no error, no wrong shape.
+# Instead: `imread(path, mode="RGB")`
 # Last lines of a run on 2026-11-29 (an image of RGB 200, 60, 20):
 #   imageio 2.38.1: (32, 32, 4), first three channels [55, 195, 235]; imread(mode="RGB") [200, 60, 20]
 #   OpenCV 5.0.0: (32, 32, 3), red, green, blue [201, 61, 21]

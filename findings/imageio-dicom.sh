@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # imageio 2.38.1 (v3), pydicom 3.0.2 (writes the files)
+# Subject: DICOM, microscopes, satellites
 # Behaviour: imread() of a DICOM file reads all DICOM files of its folder, sorts them into series, and returns the first
 #   series. With two series in the folder, imread("one.dcm") and imread("two.dcm") return the same pixels.
 # Expected: the image of the file that was named.
 # Why it matters: sets of X-rays (one series per image) lie in one folder by the thousand. Each file gives the pixels of
 #   one and the same image, under the labels of all; and each read goes through the whole folder.
+# Instead: read single files with pydicom
 # Last lines of a run on 2026-11-28:
 #   imageio 2.38.1: pixels 100 are in one.dcm, 200 in two.dcm
 #   alone in a folder: one.dcm 100, two.dcm 200; together: one.dcm 100, two.dcm 100

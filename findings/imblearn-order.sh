@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # imbalanced-learn 0.14.2, scikit-learn 1.9.1
+# Subject: tables and lists of images
 # Behaviour: RandomUnderSampler.fit_resample() returns the rows sorted by class, those of a class in the order of the
 #   draw. RandomOverSampler returns the rows in their order, and appends the drawn ones sorted by class: its end has the
 #   rare classes alone.
 # Expected: the rows that stay in the order that they had, or all rows shuffled: random_state draws rows, too.
 # Why it matters: a list of images is balanced and then cut, the last fifth for validation (validation_split of Keras'
-#   fit, Subset, iloc): the validation is of the last class, which the training has hardly seen, and after
-#   oversampling it consists of copies of trained images. sample_indices_, sorted, restores the order.
+#   fit, Subset, iloc): the validation is of the last class, which the training has hardly seen, and after oversampling
+#   it consists of copies of trained images.
+# Instead: sort `sample_indices_`, or shuffle the rows before they are cut
 # Last lines of a run on 2026-11-29 (shuffled rows of three classes: 300, 150 and 50):
 #   imbalanced-learn 0.14.2, under: last fifth of 150 rows: classes [2]; sorted by class True
 #   over: last fifth of 900 rows: classes [2], 180 of them copies of earlier rows; first 500 rows as given True

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # keras 3.15.1 (with its jax backend)
+# Subject: training
 # Behaviour: with gradient_accumulation_steps=4 the learning rate schedule and the moving average of the weights
 #   (use_ema=True) count batches, not updates: the schedule runs four times as fast as optimizer.iterations, which has
 #   the updates, and the average forgets four times as fast.
@@ -7,6 +8,7 @@
 # Why it matters: accumulation stands in for a larger batch that does not fit. A recipe for that batch (warm-up, decay
 #   over 10,000 steps, an average over 2,000) ends its warm-up and its decay after a quarter of the training, with a
 #   rate of 0 for the rest; no message says so.
+# Instead: count schedules and averages in batches: steps times `gradient_accumulation_steps`
 # Last lines of a run on 2026-11-30 (updates of 8 images; CosineDecay over 4 steps; average of 20, momentum 0.9):
 #   keras 3.15.1, one batch of 8: iterations 2, rate 0.500
 #   four batches of 2: iterations 2, rate 0.000

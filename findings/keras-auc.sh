@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # keras 3.15.1 (with its jax backend), scikit-learn 1.9.1
+# Subject: metrics and statistics
 # Behaviour: metrics.AUC() compares the probabilities with 200 thresholds at equal distances from 0 to 1. For a rare
 #   class most probabilities lie below the first of them, 0.005, and their order does not count: calibrated
 #   probabilities of a class that one image in 1000 shows have an AUROC of 0.91, and 0.76 by Keras. from_logits=True
 #   applies the sigmoid first; it is the same.
 # Expected: an error of a few thousandths, as of 200 points of the curve.
 # Why it matters: the figure of one and the same separation falls with the share of the class, and two data sets, or two
-#   checkpoints of another calibration, are not compared by their ranking. thresholds= takes other points.
+#   checkpoints of another calibration, are not compared by their ranking.
+# Instead: `thresholds=` at quantiles of the scores, or `roc_auc_score()` of scikit-learn
 # Last lines of a run on 2026-11-29 (share of the class: AUROC of keras, with thresholds at quantiles, of scikit-learn):
 #   keras 3.15.1, scikit-learn 1.9.1
 #   10%: 0.92, 0.92, 0.92

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # keras 3.15.1 (with its jax backend)
-# Behaviour: BackupAndRestore continues an interrupted fit() with the weights, the optimizer and the epoch. The other
-#   callbacks begin anew: ModelCheckpoint(save_best_only=True) takes the first epoch after the restart for the best
-#   one, and writes it over the file of the best epoch. The log says "improved from None".
+# Subject: training
+# Behaviour: BackupAndRestore continues an interrupted fit() with the weights, the optimizer and the epoch.
+#   ModelCheckpoint(save_best_only=True) begins anew: it takes the first epoch after the restart for the best one, and
+#   writes it over the file of the best epoch.
 # Expected: the file that a run without an interruption has: the callback is there to make runs survive one.
 # Why it matters: after the best epoch a run gets worse, and is stopped on a cluster with time limits several times. The
-#   weights that are tested and published are those of the best epoch of the last part. initial_value_threshold= takes
-#   the best value of before; somebody has to find it and pass it. EarlyStopping counts its patience anew, too.
+#   weights that are tested and published are those of the best epoch of the last part.
+# Instead: pass `initial_value_threshold=` the best value before the interruption
 # Last lines of a run on 2026-11-30 (validation loss of six epochs, the third is the best; stopped in the fifth):
 #   keras 3.15.1, without an interruption: 1.251, 1.085, 0.943, 1.008, 1.077, 1.151; best.keras has 0.943
 #   before the interruption best.keras has 0.943, after it 1.077

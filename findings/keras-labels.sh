@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # keras 3.15.1 (with its jax backend), optax 0.2.8, jax 0.10.2
+# Subject: training
 # Behaviour: sparse_categorical_crossentropy gives the loss 0, without an error, for labels outside 0 to N - 1. optax's
 #   softmax_cross_entropy_with_integer_labels gives NaN for the label N, and takes -1 as the last class.
 # Expected: an error, as torch's cross_entropy raises, or NaN; -1 as no class.
 # Why it matters: labels that count from 1 (MATLAB files, Oxford's flowers) train with keras under a loss that falls:
 #   no image has class 0, and those of class N teach nothing. Images without a label, -1, count nothing in keras and are
 #   trained as the last class in optax.
+# Instead: check that all labels are from 0 to N - 1 before the training
 # Last lines of a run on 2026-11-29 (three classes, equal logits, so that a label costs log 3 = 1.099):
 #   keras 3.15.1: label 0 1.099, 2 1.099, 3 0.0, -1 0.0, 255 0.0
 #   optax 0.2.8: label 0 1.099, 2 1.099, 3 nan, -1 1.099, 255 nan

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # keras 3.15.1 (with its jax backend), grain 0.2.18, Pillow 13.0.0
+# Subject: shards and loaders
 # Behaviour: image_dataset_from_directory() shuffles the list of files before it cuts off validation_split, if shuffle
 #   is True. With subset="training", shuffle=True and subset="validation", shuffle=False, and the same seed, the parts
 #   overlap: the validation is the end of the unshuffled list, the last class alone, and most of its images are trained
@@ -7,6 +8,7 @@
 # Expected: the seed alone decides the parts; shuffle decides the order in which they are read.
 # Why it matters: nobody needs a shuffled validation, and predictions are compared with the labels in the order of the
 #   files. The accuracy is that of trained images, of one class of many; other images are in neither part.
+# Instead: the same `shuffle=` and `seed=` for both parts
 # Last lines of a run on 2026-11-29 (five classes of 50 images, validation_split=0.2, seed=1):
 #   keras 3.15.1: training 200, validation 50; shuffled both: 0 in both parts, 5 classes in validation
 #   shuffle=False for validation: 39 in both parts, 39 in none, 1 class in validation

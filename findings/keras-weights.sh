@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # keras 3.15.1 (with its jax backend), h5py 3.16.0
+# Subject: weights, exports and runtimes
 # Behaviour: save_weights() of a .weights.h5 names layers by class and position (dense, dense_1, ...), not by the names
 #   that the layers have; load_weights() fills them by position. A model whose two layers "stem" and "head" are in the
 #   other order takes the file without a word. Read by name, dense_10 comes before dense_2.
 # Expected: names of layers decide, as in a state_dict or in Keras' own .h5 files of before (by_name=True).
 # Why it matters: a converter to another framework cannot match by name, and one that sorts the names swaps blocks from
 #   the eleventh on, without an error where blocks have equal shapes, as those of a ViT have.
+# Instead: match the layers by `model.layers`, not by the names in the file
 # Last lines of a run on 2026-11-28:
 #   keras 3.15.1: layers "stem", "head" are stored as dense, dense_1; swapped model: "head" has the weights of "stem"
 #   order of twelve layers in the file: dense, dense_1, dense_10, dense_11, dense_2

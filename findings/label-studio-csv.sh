@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # label-studio-sdk 2.1.2 (its converter, which writes Label Studio's exports)
+# Subject: tables and lists of images
 # Behaviour: in the CSV export of choices, one choice is its text, several are a JSON object in the same column. A task
 #   that nobody has labelled is a row with an empty choice; a task that was skipped has no row; a task of two people has
 #   two rows.
 # Expected: one form for all cells, one row per image, and unlabelled tasks left out as skipped ones are.
 # Why it matters: read as names, {"choices":["cat","dog"]} becomes a class of its own. In a training with several
 #   labels an unlabelled image is a negative of every class; images of two people count twice, or contradict themselves.
+# Instead: split cells that begin with `{`, and drop empty ones and second rows of an image
 # Last lines of a run on 2026-11-28 (1: two people; 2: two choices; 3: skipped; 4: not labelled):
 #   label-studio-sdk 2.1.2: 1.jpg 'cat', 1.jpg 'dog', 2.jpg '{"choices":["cat","dog"]}', 4.jpg ''
 set -euo pipefail

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # pylance 14.0.2 (import lance), pyarrow 26.0.1
+# Subject: shards and loaders
 # Behaviour: update() and merge_insert() of a Lance data set move the rows that they change to its end: after the label
 #   of row 2 was changed, take([2]) is another image, and to_table() has another order.
 # Expected: the row stays, as in a table of SQLite or pandas; a version has other values, not other places.
 # Why it matters: features, predictions, splits and sampler orders are kept as arrays by the number of the row. After
 #   one corrected label all images behind it have the features and the split of their neighbours; the number of rows
 #   is the same, and no check of shapes fails.
+# Instead: join by a column with the name of the image, not by the number of the row
 # Last lines of a run on 2026-11-30 (six images; the label of 2.jpg is changed):
 #   lance 14.0.2, row 2: ['2.jpg'], after update() ['3.jpg']
 #   order: 0.jpg 1.jpg 3.jpg 4.jpg 5.jpg 2.jpg; after merge_insert() of 0.jpg: 1.jpg 3.jpg 4.jpg 5.jpg 2.jpg 0.jpg

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # mlflow-skinny 3.17.2
+# Subject: trackers
 # Behaviour: run.data.metrics, and a search by metrics.loss, have the value of the largest step, not the value that was
 #   logged last: after a run is continued from an earlier step, the value of before stays until that step is passed.
 # Expected: the value that was logged last, or the history cut at the step where the run continues.
 # Why it matters: a run diverges at step 1000, is continued under its id from step 500, and stops early at step 900:
 #   the table of runs, and a choice of the best run, show the loss of the diverged weights.
+# Instead: take the last entry of `get_metric_history()` by time
 # Last lines of a run on 2026-11-29 (losses 2, 1, 9 at steps 0, 500, 1000; continued: 0.9, 0.5 at steps 600, 900):
 #   mlflow-skinny 3.17.2: loss of the run 9.0, logged last 0.5; runs with metrics.loss < 1: 0
 #   without steps (losses 0.1, 0.9, 0.3): 0.3

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # netCDF4 1.7.5.1.post1, xarray 2026.9.0
+# Subject: DICOM, microscopes, satellites
 # Behaviour: netCDF4 masks the values that are its own filler for the type, also in a variable that names no fill value:
 #   65535 in uint16, 255 in uint8. Reading gives a masked array, whose mean, minimum and maximum leave them out. xarray
 #   gives the numbers of the same file.
 # Expected: the values that were written; a missing value is one that _FillValue names.
 # Why it matters: 65535 and 255 are the white of an image and the saturated pixels of a sensor. The maximum and the mean
 #   of a scene are too small, filled(0) paints its brightest parts black, and 255 as the class "ignore" of a mask is
-#   gone. set_auto_mask(False) gives the values.
+#   gone.
+# Instead: `set_auto_mask(False)`
 # Last lines of a run on 2026-11-30 (stored: 100, 200, largest value, largest value):
 #   netCDF4 1.7.5.1.post1, xarray 2026.9.0
 #   uint8: netCDF4 [100 200 -- --], mean 150.0; xarray [100, 200, 255, 255], mean 202.5

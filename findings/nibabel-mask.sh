@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # nibabel 5.4.2
+# Subject: DICOM, microscopes, satellites
 # Behaviour: a mask of floats that is saved with the header of its scan, Nifti1Image(mask, scan.affine, scan.header), is
 #   spread over the integers of the scan's type. 1.0 comes back from int16 as 0.9999999998: no voxel is equal to 1, and
 #   astype(int) is 0 everywhere. A mask of integers comes back as it was.
@@ -7,6 +8,7 @@
 # Why it matters: networks and resampling give masks as floats. "Has this slice a lesion", (mask == 1).any(), is False
 #   for all slices, and the classes of astype(int) are 0, 0, 1, 2 in place of 0, 1, 2, 3, without a warning.
 #   get_fdata(dtype=float32) rounds to 1.
+# Instead: save the mask as integers: `mask.astype(np.uint8)`
 # Last lines of a run on 2026-11-30:
 #   nibabel 5.4.2, 0 1 1 0 as float32: [0.0, 0.9999999997671694, 0.9999999997671694, 0.0]
 #   equal to 1: 0 of 2, as uint8 2; astype(int) [0, 0, 0, 0], of 0 1 2 3: [0, 0, 1, 2]

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # numpy 2.4.6, ml_dtypes 0.6.0 (the bfloat16 of JAX's arrays in numpy)
+# Subject: metrics and statistics
 # Behaviour: mean() of a bfloat16 array adds in bfloat16, where 256 + 1 is 256: the mean of 1000 ones is 0.256. mean()
 #   of float16 adds in float32, but sum() and std() do not: over the first axis the sum of 5000 ones is 2048, and their
 #   standard deviation 0.45. Over the last axis both are right.
 # Expected: what mean() does for float16: for bfloat16 too, for std() too, and for each axis.
 # Why it matters: losses and hits of a training in mixed precision come out as these types; an accuracy of them can
 #   never be above 256 images, without a warning. The standard deviation of each feature over the images is taken over
-#   the first axis. astype(float32) before gives the true values; so does jax.numpy.
+#   the first axis.
+# Instead: `astype(np.float32)` before
 # Last lines of a run on 2026-11-29:
 #   numpy 2.4.6, mean of 1000 ones: float32 1, float16 1, bfloat16 0.255859
 #   800 hits of 1000: float32 0.8, float16 0.799805, bfloat16 0.255859

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # numpy 2.4.6
+# Subject: shards and loaders
 # Behaviour: np.load("x.npz", mmap_mode="r") maps nothing: each array is read into memory, at each access again,
 #   without a word. Only a .npy file is mapped; an uncompressed .npz holds the same bytes, but not for np.load.
 # Expected: a memmap, as of the .npy file, or an error for a file that cannot be mapped.
 # Why it matters: embeddings and scores of a million images are kept as .npz; a notebook that "maps" them reads all of
 #   them for one row, once per access.
+# Instead: save large arrays as `.npy`
 # Last lines of a run on 2026-11-29:
 #   numpy 2.4.6, mmap_mode="r": features.npy is a memmap, features.npz an ndarray
 #   peak memory of one row of 80 MB: .npy below 8 MB: True, .npz below 8 MB: False

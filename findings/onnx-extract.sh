@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # onnx 1.23.2, onnxruntime 1.32.0
+# Subject: weights, exports and runtimes
 # Behaviour: onnx.utils.extract_model() leaves out the metadata of the model (metadata_props), without a word.
 #   merge_models(), convert_version() and onnxruntime's quantizers keep them.
 # Expected: metadata that stay, as with the other tools: they describe the inputs, which are the same.
 # Why it matters: class names, mean, standard deviation and size of the input are kept in the metadata of many exports;
 #   who cuts the graph at the features to make an encoder loses how its images must be prepared.
+# Instead: copy `metadata_props` to the new model
 # Last lines of a run on 2026-11-29 (names in metadata_props):
 #   onnx 1.23.2: extract_model [], merge_models ['mean', 'size'], convert_version ['mean', 'size']
 #   onnxruntime 1.32.0, quantize_dynamic: ['mean', 'onnx.infer', 'size']

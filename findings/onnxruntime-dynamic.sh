@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # onnxruntime 1.32.0 (CPU), onnx 1.23.2
+# Subject: weights, exports and runtimes
 # Behaviour: a model of quantize_dynamic() takes the scale of its activations from the whole batch: the logits of an
 #   image depend on the images beside it. One image with activations 20 times as large as usual leaves the others a
 #   few of the 256 levels.
 # Expected: images do not depend on each other in an evaluation, as in the model before, whatever its precision.
 # Why it matters: accuracy depends on the batch size and on the order of the images. A server that collects requests
-#   into batches gives one image other classes from time to time, and nobody can repeat it with the image alone. In
-#   batches of 1 each image has its own scale; quantize_static() has fixed ones.
+#   into batches gives one image other classes from time to time, and nobody can repeat it with the image alone.
+# Instead: `quantize_static()`, or batches of 1
 # Last lines of a run on 2026-11-30 (200 images, the first 20 times as bright; batches of 1 compared with one of 200):
 #   float32: other classes 0 of 199, largest difference of logits 0.00
 #   onnxruntime 1.32.0, quantize_dynamic: other classes 27 of 199, largest difference of logits 0.38

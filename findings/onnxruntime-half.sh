@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # onnxruntime 1.32.0 (CPU, x86-64), onnx 1.23.2
+# Subject: weights, exports and runtimes
 # Behaviour: a model in float16 is run in float32 where the CPU has no kernel for float16, and neighbouring conversions
 #   to float16 and back are left out, also with all optimizations off. Attention scores that are beyond float16's 65504
 #   before they are scaled come out right.
@@ -7,6 +8,7 @@
 #   inf, and the softmax is NaN.
 # Why it matters: an export in half precision is checked on a CPU against float32, and passes; on a device that computes
 #   in float16 the same file gives NaN. Only a look at the scores themselves, as an output of the graph, shows it.
+# Instead: make the scores an output of the graph, or run onnx's reference evaluator
 # Last lines of a run on 2026-11-29 (q = k = 40 in 64 dimensions, scores 102400, times 1/8):
 #   onnxruntime 1.32.0: softmax [0.5, 0.5], all optimizations off [0.5, 0.5]
 #   onnx 1.23.2, reference: [nan, nan]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # onnxruntime 1.32.0, onnx 1.23.2, Pillow 13.0.0
+# Subject: weights, exports and runtimes
 # Behaviour: Resize with antialias=1 equals Pillow's resize in the inside of an image, not at its border, where the
 #   weights beyond the image count for the last pixel: values of noise differ by 7 to 11 of 255. With
 #   exclude_outside=1, which is not the default, all pixels are equal to 0.002. (torch 2.14's exporter sets it for
@@ -8,6 +9,7 @@
 # Why it matters: a preprocessing that is written into the ONNX file by hand differs from the one in training along the
 #   border, on a larger part of the picture the smaller the output is. A check on a picture with an even background
 #   passes.
+# Instead: `exclude_outside=1`
 # Last lines of a run on 2026-11-29 (noise of 0 to 255, largest difference from Pillow):
 #   onnxruntime 1.32.0, Pillow 13.0.0
 #   (64, 64) to 23, linear: 11.3, inside 0.000; with exclude_outside=1 0.000

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # openvino 2026.4.1, onnx 1.23.2
+# Subject: weights, exports and runtimes
 # Behaviour: save_model() writes float32 weights as float16, unless compress_to_fp16=False. Values of an array beyond
 #   65504 become 65504 and those below 3e-8 become 0, if the others of the array fit; an array of which all are beyond
 #   is kept. There is no warning, and inputs and outputs of the saved model are float32.
@@ -7,6 +8,7 @@
 # Why it matters: an exported classifier is compared with the original before it is saved, and equals it to 1e-5. The
 #   saved one differs by a hundred times as much, and a layer that scales some channels by large or tiny factors is
 #   another one. Only a test that reads the file back shows it.
+# Instead: `compress_to_fp16=False`
 # Last lines of a run on 2026-11-29 (a linear layer of 768 x 1000, CPU in float32, beside numpy):
 #   openvino 2026.4.1, largest difference of logits: in memory 5e-06, saved 1e-03, compress_to_fp16=False 5e-06
 #   scales 70000, 1e-08, 0.1: saved 65504, 0, 0.0999756; four times 70000: 70000; size of the file 0.50

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # optuna 5.0.0
+# Subject: training
 # Behaviour: a sampler with a seed begins its random numbers anew in each process. A study that is continued
 #   (load_if_exists=True) tries the parameters of its first trials again: all of RandomSampler, and the first ten of a
 #   study of TPESampler, until it leaves its random start. Processes that share a study try the same ones at once.
 # Expected: the seed and the number of the trial decide the parameters, so that a study in two parts is the study in
 #   one; or a warning.
 # Why it matters: a sweep of ten nights in parts of four trials trains four networks ten times over. The importance of
-#   parameters and the best of n count repeats as evidence. QMCSampler, which counts in the study, does not repeat.
+#   parameters and the best of n count repeats as evidence.
+# Instead: `QMCSampler`, or another seed for each process
 # Last lines of a run on 2026-11-29 (three processes of four trials each, one after another):
 #   optuna 5.0.0: different parameters of 12 trials: RandomSampler 4, TPESampler 6, QMCSampler 12
 #   RandomSampler in one process: 12

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # orbax-checkpoint 0.12.8, jax 0.10.2
+# Subject: training
 # Behaviour: CheckpointManager.save() of a step that is not above the latest one in its folder writes nothing and
 #   returns False, without a warning. After a restore of step 500 where step 1000 exists, the saves of 600 to 1000 are
 #   skipped, and latest_step() is the one of before.
 # Expected: a file that is replaced, an error, or a warning; save() with the step of a file that exists looks the same.
 # Why it matters: a run that diverged goes on from an earlier step with a smaller rate. None of its checkpoints is
 #   written until it passes the step of before: if it is stopped there, restore() of latest_step(), and an export of it,
-#   give the diverged weights. delete(1000) before, or a new folder, helps.
+#   give the diverged weights.
+# Instead: `delete()` the later steps first, or use a new folder
 # Last lines of a run on 2026-11-30 (steps 0, 500 and 1000 saved, 500 restored, then 600, 900, 1000 saved):
 #   orbax-checkpoint 0.12.8: save() of 600, 900, 1000 returns [False, False, False]; steps [0, 500, 1000]
 #   latest_step() restored: the weights of before, 1000.0

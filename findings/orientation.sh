@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Pillow 13.0.0, opencv-python-headless 5.0.0.93
+# Subject: images and pixels
 # Behaviour: which files with EXIF orientation 6 come out upright depends on the format. Pillow's open() turns TIFF, and
 #   leaves JPEG, PNG, WebP and AVIF as stored. OpenCV's imread() turns JPEG, PNG and WebP, and leaves AVIF as stored; of
 #   TIFF it returns None, with an error in its log.
 # Expected: one rule per library: Pillow turns nothing before exif_transpose(), OpenCV everything.
 # Why it matters: photographs that were converted to AVIF or TIFF are not upright in a pipeline that was right for
 #   JPEG, or are turned twice by code that applies the tag of the original; sizes from headers have swapped sides.
+# Instead: read with Pillow, and call `ImageOps.exif_transpose()`
 # Last lines of a run on 2026-11-28 (stored: 31 wide, 20 high; upright: 20 wide, 31 high):
 #   Pillow 13.0.0: jpg stored, png stored, webp stored, avif stored, tif upright
 #   OpenCV 5.0.0: jpg upright, png upright, webp upright, avif stored, tif None

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # pyoxipng 9.1.1 (oxipng), Pillow 13.0.0, opencv-python-headless 5.0.0.93
+# Subject: images and pixels
 # Behaviour: the lossless optimization of a PNG also stores another type of pixels if that can hold the picture: a mask
 #   of 0 and 255 has 1 bit afterwards. np.asarray of Pillow is then bool, True and False in place of 255 and 0; OpenCV
 #   has 255 from both files. An RGB picture of gray has one channel, an opaque RGBA picture three.
 # Expected: "lossless" gives the array of before.
 # Why it matters: np.asarray(mask) > 127, and mask == 255, select no pixel of the optimized file, in a data set that was
-#   only made smaller; a mask with a third value beside it still works. convert("L") gives 255 again.
+#   only made smaller; a mask with a third value beside it still works.
+# Instead: `convert("L")` before `np.asarray()`
 # Last lines of a run on 2026-11-30 (before, after):
 #   pyoxipng 9.1.1
 #   gray as RGB: (64, 64, 3), (64, 64); opaque RGBA: (64, 64, 4), (64, 64, 3)

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # paddlepaddle 3.3.1, Pillow 13.0.0, opencv-python-headless 5.0.0.93
+# Subject: images and pixels
 # Behaviour: Resize() of paddle.vision.transforms shrinks a Pillow image with Pillow's filter, which takes the mean of
 #   what becomes one pixel, and a NumPy array or a tensor without one: noise keeps its contrast, and the values of the
 #   same picture differ by more than 100 of 255. The interpolation is "bilinear" in each case.
 # Expected: one result, as of torchvision, which shrinks tensors as Pillow images.
 # Why it matters: training reads files as Pillow images, a server or a benchmark has arrays of OpenCV or tensors. The
 #   same pipeline, Resize(256) of a photograph of some megapixels, gives the network another picture, with aliasing.
+# Instead: make a Pillow image of each array first
 # Last lines of a run on 2026-11-30 (noise, 100 x 100 to 20 x 20; standard deviation, largest difference):
 #   paddlepaddle 3.3.1, Pillow 13.0.0, OpenCV 5.0.0
 #   Pillow image 10, array 75, tensor 75

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # paddlepaddle 3.3.1, numpy 2.4.6
+# Subject: training
 # Behaviour: uint16 is PaddlePaddle's bfloat16 in NumPy. to_tensor(), ToTensor() and the DataLoader take the bits of a
 #   uint16 array as bfloat16: 1000 becomes 1.4e-36, 30000 becomes 2.2e32, 65535 NaN. numpy() of a bfloat16 tensor has
 #   the bits: 1.0 is 16256, and so is the mean of ones. There is no warning. int32 arrays keep their values.
@@ -7,6 +8,7 @@
 # Why it matters: X-rays, depth and microscope images are uint16, and a loss that is NaN from the first step looks like
 #   a fault of the mixed precision. Predictions in bfloat16 that are written by numpy() are numbers above 16000, and
 #   negative logits are the largest of them.
+# Instead: `astype(np.int32)` before `to_tensor()`, `astype("float32")` before `numpy()`
 # Last lines of a run on 2026-11-30:
 #   paddlepaddle 3.3.1, uint16 [0, 1000, 30000, 65535]: bfloat16 [0, 1.36357e-36, 2.23107e+32, nan]
 #   as int32: int32 [0, 1000, 30000, 65535]; DataLoader: bfloat16 [0, 1.36357e-36, 2.23107e+32, nan]

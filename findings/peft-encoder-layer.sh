@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # peft 0.21.2, torch 2.14.1 (5 GB are downloaded)
+# Subject: training
 # Behaviour: LoRA on a torch.nn.TransformerEncoderLayer works in train(), not in eval(): there the layer runs in one
 #   fused kernel that takes the weights of its linear layers, and not the adapters around them. On out_proj of
 #   nn.MultiheadAttention LoRA works in neither. merge_and_unload() adds both to the weights.
 # Expected: the outputs of train() without dropout, or an error as for modules that peft does not know.
 # Why it matters: the loss of the training falls, and each validation has the accuracy of the network without adapters;
 #   a ViT of these layers, as tutorials build it, seems not to generalize. The merged network is right.
-#   torch.backends.mha.set_fastpath_enabled(False) turns the kernel off.
+# Instead: `torch.backends.mha.set_fastpath_enabled(False)`; no adapter on `out_proj`
 # Last lines of a run on 2026-11-29 (largest change of the outputs by LoRA with random weights):
 #   peft 0.21.2, torch 2.14.1, linear1 and linear2: train 0.62, eval 0.00, eval without the kernel 0.62, merged 0.62
 #   out_proj: train 0.00, eval 0.00, eval without the kernel 0.00, merged 0.79

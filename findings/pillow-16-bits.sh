@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Pillow 13.0.0
+# Subject: images and pixels
 # Behaviour: save() of a 16-bit gray image (mode I;16) as JPEG or BMP is an error; as WebP, AVIF or GIF it writes 8 bits
 #   in which all values above 255 are white, without a warning.
 # Expected: an error for each format of 8 bits, or the upper 8 bits.
 # Why it matters: X-rays and microscope images of 12 or 16 bits that are converted to WebP or AVIF to save space become
 #   white almost everywhere; the conversion to JPEG would have ended with an error.
+# Instead: PNG or TIFF; or scale to 8 bits before `save()`
 # Last lines of a run on 2026-11-28 (stored values: 0, 1000, 30000, 65535):
 #   Pillow 13.0.0: JPEG OSError, BMP OSError, WEBP [0, 255, 255, 255], AVIF [0, 255, 255, 255], GIF [0, 255, 255, 255]
 set -euo pipefail

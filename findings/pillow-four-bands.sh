@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # Pillow 13.0.0, numpy 2.4.6
-# Behaviour: an array (H, W, 4) is RGBA for Image.fromarray(). resize(), reduce() and rotate() multiply the first three
-#   bands by the fourth before, and divide them by it afterwards: where the fourth is small they have few levels, where
-#   it is 0 they are 0. "nearest" leaves them. An array (H, W, 2) is LA, and its first band is changed likewise.
+# Subject: images and pixels
+# Behaviour: resize(), reduce() and rotate() of an array (H, W, 4), which is RGBA for Image.fromarray(), multiply the
+#   first three bands by the fourth before, and divide them by it afterwards: where the fourth is small they have few
+#   levels, where it is 0 they are 0. "nearest" leaves them. An array (H, W, 2) is LA, and its first band is changed
+#   likewise.
 # Expected: each band as if it were resized alone, or a picture whose fourth band is opacity by the caller's word only.
 # Why it matters: red, green, blue and near infrared of aerial and satellite images, or two stains of a microscope, are
 #   put into a Pillow image to resize it. Water and shadow, dark in near infrared, become black or posterized in the
-#   visible bands. Image.merge of bands that were resized alone is right.
+#   visible bands.
+# Instead: resize each band alone, then `Image.merge()`
 # Last lines of a run on 2026-11-30 (three bands of noise, 64 pixels to 32; the fourth constant):
 #   Pillow 13.0.0, fourth band 255: largest difference to bands alone 0, levels 120 for 120
 #   fourth band 5: largest difference to bands alone 61, levels 4 for 120

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Pillow 13.0.0, imagecodecs 2026.3.6 (writes the files), opencv-python-headless 5.0.0.93
+# Subject: images and pixels
 # Behaviour: Pillow reads JPEG 2000 colors of more than 8 bits as 8 bits, rounded, and the value that rounds to 256
 #   becomes 0: of 12 bits, 4088 to 4095 are black. OpenCV's IMREAD_COLOR gives 255.
 # Expected: 255 for the largest values.
 # Why it matters: overexposed parts, and the white background of slides and scans, turn black, or into a strong color
 #   where one channel alone is that bright. No value below them differs by more than rounding.
+# Instead: read such files with OpenCV or imagecodecs
 # Last lines of a run on 2026-11-29 (stored, as Pillow, as OpenCV):
 #   Pillow 13.0.0, 10 bits: [0, 511, 1021, 1022, 1023] as [0, 128, 255, 0, 0]; OpenCV 5.0.0: [0, 127, 255, 255, 255]
 #   12 bits: [0, 2047, 4087, 4088, 4095] as [0, 128, 255, 0, 0]; OpenCV: [0, 127, 255, 255, 255]

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Pillow 13.0.0, opencv-python-headless 5.0.0.93, pyvips 3.2.0 (libvips 8.18.7), tifffile 2026.3.3, rasterio 1.4.4
+# Subject: images and pixels
 # Behaviour: of a gray TIFF in which 0 is white (PhotometricInterpretation 0), Pillow and OpenCV invert the values of
 #   8 bits, and return those of 16 bits as they are stored. pyvips inverts both, tifffile and rasterio neither.
 # Expected: one rule per library: black is 0 in what it returns, or the values are those of the file.
 # Why it matters: scanners of films, gels and documents write such files, of 8 and of 16 bits. The pictures of 16 bits
 #   are negatives beside those of 8 bits of the same scanner; and a network that was trained through Pillow is given
 #   negatives by a program with tifffile or GDAL, in 8 bits alone.
+# Instead: read PhotometricInterpretation, and invert by it
 # Last lines of a run on 2026-11-30 (stored: 0, 100, 255 of 8 bits; 0, 1000, 65535 of 16):
 #   Pillow 13.0.0: [255, 155, 0], [0, 1000, 65535]
 #   OpenCV 5.0.0: [255, 155, 0], [0, 1000, 65535]

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # polars 2.1.0, pandas 2.3.3
+# Subject: tables and lists of images
 # Behaviour: unique() of a column of texts has another order in each process, so that classes numbered by it change from
 #   run to run. The codes of a Categorical (to_physical) count through all categories that the process holds: a column
 #   label after a column camera starts at 2, and a second table has other numbers than in a process of its own.
 # Expected: as in pandas: unique() in the order of the rows, and codes from 0 in each column.
 # Why it matters: {name: number for number, name in enumerate(unique)} is right within one process. The evaluation in
 #   the next one has the classes in another order, its accuracy that of chance. Codes that begin above 0 need a larger
-#   head, or are an error only where the number of classes is checked. sort() or pl.Enum fix both.
+#   head, or are an error only where the number of classes is checked.
+# Instead: `sort()`, or `pl.Enum` with the classes
 # Last lines of a run on 2026-11-29 (labels dog, cat, fox, ant, cat, bee, elk, hen):
 #   polars 2.1.0: 20 processes, over 10 orders of unique(); pandas 2.3.3: 1
 #   codes of dog, cat: alone [0, 1], beside the cameras [2, 3], of cat, ant after them [3, 4]; pandas [1, 0], [1, 0]

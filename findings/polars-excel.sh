@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # polars 2.1.0 with fastexcel 0.21.0 (its default engine), pandas 3.1.1, openpyxl 3.1.5, xlsxwriter 3.3.1
+# Subject: tables and lists of images
 # Behaviour: read_excel() of polars takes the type of a column from its first 100 rows. Words that come later in a
 #   column of numbers become null, without a warning. With a word among the 100 rows, and with engine="openpyxl", all
 #   cells are texts; pandas keeps numbers and words.
 # Expected: texts, or the error that read_csv() of polars gives for the same table.
 # Why it matters: classes are numbers, with "other" or "7b" further down: these images have no label. They are dropped
-#   as missing, or count as negatives, and the class does not exist. infer_schema_length=None looks at all rows.
+#   as missing, or count as negatives, and the class does not exist.
+# Instead: `infer_schema_length=None`
 # Last lines of a run on 2026-11-30 (100 rows of the classes 0 to 9, then 20 rows of the class "other"):
 #   polars 2.1.0: Int64, 20 of 120 labels are null
 #   with 99 rows of numbers: 0 null, infer_schema_length=None: 0

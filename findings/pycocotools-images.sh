@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # pycocotools 2.0.11
+# Subject: tables and lists of images
 # Behaviour: COCO.getImgIds(catIds=[1, 2]) returns the images that have both categories; getAnnIds(catIds=[1, 2])
 #   returns the annotations of either. An empty list, such as getCatIds() of a misspelt name, returns all images.
 # Expected: the images of either category, as for annotations, and no image for no category.
 # Why it matters: an image classifier's classes are cut out of COCO this way: with two names the set is the few
 #   images that show both, and with one wrong name, or "Cat" for "cat", the class contains the whole data set.
+# Instead: join the images of each category; check that `getCatIds()` found one for each name
 # Last lines of a run on 2026-11-29 (images 1: cat, 2: dog, 3: both, 4: neither):
 #   pycocotools 2.0.11: images of [cat, dog] [3], annotations of them of images [1, 2, 3]
 #   images of "Cat", whose categories are []: [1, 2, 3, 4]

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # pydicom 3.0.2, SimpleITK 2.5.7
+# Subject: DICOM, microscopes, satellites
 # Behaviour: apply_modality_lut() and apply_voi_lut() look at the top level of the data set only. Enhanced CT and MR
 #   files (several frames in one) have slope, intercept and window in their functional groups: both functions return
 #   the stored values, without a warning. SimpleITK applies slope and intercept.
 # Expected: Hounsfield units, as for the single files of the same scanner, or an error.
 # Why it matters: -1000 to 3000 of one file stands beside 24 to 4024 of another: a fixed window of 40 +- 200 makes
 #   nearly all tissue of the Enhanced files white. Scanners write both kinds.
+# Instead: copy slope, intercept and window of each frame to the top level before
 # Last lines of a run on 2026-11-30 (stored 1064, intercept -1024, window 40 +- 200):
 #   pydicom 3.0.2: 1064, window 1064; SimpleITK 2.5.7: 40
 #   pydicom, with slope, intercept and window at the top level: 40, window 31826
@@ -16,6 +18,8 @@ trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq pydicom==3.0.2 SimpleITK==2.5.7 numpy==2.4.6
 venv/bin/python - <<'PYTHON'
+import importlib.metadata
+
 import numpy as np
 import pydicom
 import SimpleITK
@@ -59,9 +63,10 @@ def read(**top_level):
 
 
 enhanced = read()
+version = importlib.metadata.version("SimpleITK")
 itk = int(SimpleITK.GetArrayFromImage(SimpleITK.ReadImage("scan.dcm"))[0, 0, 0])
 plain = read(**values, **window)
-print(f"pydicom {pydicom.__version__}: {enhanced[0]:g}, window {enhanced[1]:g}; SimpleITK 2.5.7: {itk}")
+print(f"pydicom {pydicom.__version__}: {enhanced[0]:g}, window {enhanced[1]:g}; SimpleITK {version}: {itk}")
 print(f"pydicom, with slope, intercept and window at the top level: {plain[0]:g}, window {plain[1]:.0f}")
 assert enhanced == (1064, 1064) and itk == plain[0] == 40 and plain[1] != 1064
 PYTHON

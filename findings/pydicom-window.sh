@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # pydicom 3.0.2
+# Subject: DICOM, microscopes, satellites
 # Behaviour: apply_voi_lut() spreads the window over the range of the stored bits after the rescale: of a 12-bit CT with
 #   intercept -1024 and a window of 40 +- 200 HU the result is float64 from -1024 to 3071. With several windows the
 #   first is taken; without a window the pixels come back as they are.
 # Expected: 0 to 255, 0 to 1, or the clipped HU of the window (-160 to 240).
 # Why it matters: astype(uint8) of the result wraps around, and a fixed division by 255 or 4095 gives another brightness
 #   for each scanner's intercept; images without a window keep their raw range beside those with one.
+# Instead: clip to the window and scale by own code
 # Last lines of a run on 2026-11-28:
 #   pydicom 3.0.2: HU [-1024.0, -24.0, 40.0, 976.0, 3071.0]
 #   window 40 +- 200: [-1024.0, 371.8, 1028.6, 3071.0, 3071.0] float64; no window: [-1024.0, -24.0, 40.0, 976.0, 3071.0]

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # pyvips 3.2.0, pyvips-binary 8.18.7
+# Subject: images and pixels
 # Behaviour: Image.thumbnail() and thumbnail_image() return 8 bits for a gray image of 16 bits, divided by 256.
 #   resize() keeps 16 bits.
 # Expected: a smaller image of the same format, as of resize().
 # Why it matters: thumbnail() is the recommended way to shrink large images quickly. Pictures of 10 or 12 bits that
 #   stand in 16 (microscopes, X-rays, thermal cameras) keep 2 or 4 bits of their gray levels in the training set.
+# Instead: `resize()`
 # Last lines of a run on 2026-11-29 (a ramp from 0 to 4095):
 #   pyvips 3.2.0: thumbnail uchar, 17 gray levels, largest 16
 #   resize ushort, 2048 gray levels or more: True

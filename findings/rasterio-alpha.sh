@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # rasterio 1.4.4 (GDAL 3.10), Pillow 13.0.0
+# Subject: DICOM, microscopes, satellites
 # Behaviour: a GeoTIFF of four bands that is written with dtype uint8 and no further option has the fourth band marked
 #   as alpha; with uint16 it has not. read(masked=True) then masks all pixels where the fourth band is 0, in all colors,
 #   and Pillow opens the file as RGBA.
 # Expected: four bands without a meaning, as with uint16; no mask, since no nodata value was given.
-# Why it matters: the fourth band of aerial images is near infrared. Where it is 0 (water, shadow) the pixels vanish
-#   for readers that apply masks or lay transparency over a background, and only in the uint8 product.
-#   photometric="RGB", alpha="unspecified" writes no alpha.
+# Why it matters: the fourth band of aerial images is near infrared. Where it is 0 (water, shadow) the pixels vanish for
+#   readers that apply masks or lay transparency over a background, and only in the uint8 product.
+# Instead: write with `photometric="RGB", alpha="unspecified"`
 # Last lines of a run on 2026-11-28:
 #   rasterio 1.4.4: uint8 red, green, blue, alpha, 160 of 320 pixels masked; uint16 gray, undefined x 3, 0 masked
 #   Pillow 13.0.0 opens the uint8 file as RGBA; with alpha="unspecified": red, green, blue, undefined, 0 masked

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # rasterio 1.4.4 (GDAL 3.10)
+# Subject: DICOM, microscopes, satellites
 # Behaviour: read(out_shape=...) of a file with overviews resamples the nearest larger overview, not the image:
 #   resampling=Resampling.average returns single pixels where the overview was built with "nearest". The same pixels in
 #   a file without overviews give the means.
 # Expected: the means of the pixels for "average", whatever copies the file has for viewers.
 # Why it matters: large scenes are read smaller like this, for training and for serving. The files of one producer have
 #   overviews, those of another have none: the former have the noise and the jagged edges of single pixels, the latter
-#   are smooth. OVERVIEW_LEVEL="NONE" in open() reads the image.
+#   are smooth.
+# Instead: `rasterio.open(path, OVERVIEW_LEVEL="NONE")`
 # Last lines of a run on 2026-11-30 (noise of 0 and 200, 512 pixels read as 128):
 #   rasterio 1.4.4, average: without overviews 16 values, standard deviation 25; with 2 values, 100
 #   with OVERVIEW_LEVEL="NONE": the same as without overviews

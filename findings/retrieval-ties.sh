@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # pytrec-eval-terrier 0.5.11, ranx 0.3.21, scikit-learn 1.9.1
+# Subject: metrics and statistics
 # Behaviour: images with equal scores are ranked by pytrec_eval by their names, the last in the alphabet first, and by
 #   ranx by the order in which the scores were given. average_precision_score() of scikit-learn takes them as one
 #   group. There is no message.
@@ -7,6 +8,7 @@
 # Why it matters: scores of hashes, of 8 bits and of collapsed embeddings have many ties, and images are named by their
 #   class: zebra/1.jpg comes before ant/1.jpg. A network that gives all images one score finds every zebra first, by
 #   pytrec_eval, and a class gains or loses by its place in the list of images, by ranx.
+# Instead: `average_precision_score()` of scikit-learn, or a stated rule for ties
 # Last lines of a run on 2026-11-30 (three classes of ten images, all scores equal; average precision of each class):
 #   pytrec_eval 0.5.11: ant 0.21, dog 0.33, zebra 1.00
 #   ranx 0.3.21: ant 0.21, dog 0.35, zebra 0.93; with the images in reverse order 0.93, 0.35, 0.21

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # safetensors 0.8.0 (safetensors.numpy), ml_dtypes 0.6.0
+# Subject: weights, exports and runtimes
 # Behaviour: save() accepts arrays of bfloat16 and float8 of ml_dtypes, which JAX uses; load() of the result ends with
 #   KeyError 'BF16' or 'F8_E4M3'.
 # Expected: load() reads what save() of the same module wrote, or save() refuses.
-# Why it matters: weights of a JAX model are converted on a machine without torch; the file is right, but the check
-#   that reads it back there fails, and looks like a damaged file. safetensors.torch and .flax read it.
+# Why it matters: weights of a JAX model are converted on a machine without torch; the file is right, but the check that
+#   reads it back there fails, and looks like a damaged file.
+# Instead: read with `safetensors.flax` or `safetensors.torch`
 # Last lines of a run on 2026-11-28:
 #   safetensors 0.8.0: float32 read, float16 read, bfloat16 KeyError 'BF16', float8_e4m3fn KeyError 'F8_E4M3'
 # The same on 2026-11-30 with Python 3.13 and numpy 2.5.5.

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # safetensors 0.8.0 (safetensors.numpy), beside 0.7.0
+# Subject: weights, exports and runtimes
 # Behaviour: save() and save_file() of version 0.8.0 write an array that is no plain row-major block (a transposed one,
 #   a slice of columns, one of Fortran order) as it lies in memory. It comes back with its shape, and its values in
 #   another order, without an error. Version 0.7.0 gives the values.
 # Expected: the values of the array, as numpy.save gives them, or an error, as safetensors.torch raises.
 # Why it matters: weights of JAX and Keras are transposed for torch by kernel.T, and q, k and v are cut from one matrix,
 #   with numpy. The file has all names and shapes, loads without a warning, and the network is noise.
-#   numpy.ascontiguousarray() before save() helps.
+# Instead: `numpy.ascontiguousarray()` before `save()`
 # Last lines of a run on 2026-11-29 (the first values given, the first values read):
 #   safetensors 0.7.0: kernel.T [0, 3, 1] [0, 3, 1], columns [1, 2, 4] [1, 2, 4], Fortran order [0, 1, 2] [0, 1, 2]
 #   safetensors 0.8.0: kernel.T [0, 3, 1] [0, 1, 2], columns [1, 2, 4] [1, 2, 3], Fortran order [0, 1, 2] [0, 3, 1]

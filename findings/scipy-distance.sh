@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # scipy 1.17.1, numpy 2.4.6
+# Subject: metrics and statistics
 # Behaviour: euclidean(), cityblock(), chebyshev() and minkowski() of scipy.spatial.distance subtract two vectors of
 #   uint8 in uint8, where 200 - 210 is 246, and cosine() multiplies them in uint8. cdist() of the same vectors, and
 #   sqeuclidean() beside euclidean(), take them as numbers. Only cosine() warns, of an overflow.
 # Expected: euclidean(a, b) is cdist([a], [b]), and the root of sqeuclidean(a, b).
 # Why it matters: thumbnails, and embeddings quantized to 8 bits, are uint8. The copy of an image that is darker by one
-#   level is far away, farther than another image, and a search for duplicates or neighbours that was checked on
-#   floats finds others. astype(float) before helps.
+#   level is far away, farther than another image, and a search for duplicates or neighbours that was checked on floats
+#   finds others.
+# Instead: `astype(float)` before
 # Last lines of a run on 2026-11-30 (a thumbnail of 64 pixels; its copy, each pixel darker or brighter by one; noise):
 #   euclidean: scipy 1.17.1 copy 1530, noise 1258; cdist copy 8, noise 826
 #   cityblock: scipy 1.17.1 copy 9208, noise 9202; cdist copy 64, noise 5686

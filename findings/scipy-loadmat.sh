@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SciPy 1.17.1
+# Subject: tables and lists of images
 # Behaviour: loadmat() gives an array the type in which MATLAB stored it, not its MATLAB class: doubles whose values
 #   are 1 to 200 are stored as uint8, and come as uint8. whosmat() says "double" of the same array; mat_dtype=True is
 #   double.
@@ -7,6 +8,7 @@
 # Why it matters: the labels of Flowers-102, of SVHN and of many older sets are .mat files. NumPy computes with uint8
 #   silently: label + 100, to join two sets, is 44 for label 200, and -label is 256 - label. The type depends on the
 #   largest label, thus code that was tried on a set of more than 255 classes is right there.
+# Instead: `loadmat(path, mat_dtype=True)`
 # Last lines of a run on 2026-11-29 (labels 1 to 200 of class double, stored in bytes as MATLAB stores them):
 #   SciPy 1.17.1: whosmat double, loadmat uint8; label 200 + 100 = 44
 #   mat_dtype=True: float64; label 200 + 100 = 300.0

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # SciPy 1.17.1, OpenCV 5.0.0.93, Pillow 13.0.0
+# Subject: images and pixels
 # Behaviour: scipy.ndimage.zoom(order=1) puts the first and the last value of a row on the ends of the new row; a
 #   resize of OpenCV, Pillow, or torch (align_corners=False) takes values as areas, whose centers move. A row 0 to 6 of
 #   14 values differs by up to 0.21; grid_mode=True with mode="nearest" gives the values of the others.
 # Expected: one linear resize of a grid in all four.
 # Why it matters: Google's ViT programs resize position embeddings by zoom(), PyTorch's by interpolate(): the same .npz
 #   at another image size has other positions in each, by up to a quarter of a patch at the border.
+# Instead: `grid_mode=True, mode="nearest"`
 # Last lines of a run on 2026-11-29 (and the largest difference):
 #   SciPy 1.17.1: 0 0.46 0.92 1.38 1.85 2.31 2.77 3.23 3.69 4.15 4.62 5.08 5.54 6
 #   OpenCV 5.0.0, Pillow 13.0.0: 0 0.25 0.75 1.25 1.75 2.25 2.75 3.25 3.75 4.25 4.75 5.25 5.75 6; difference 0.21

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # SimpleITK 2.5.7, pydicom 3.0.2
+# Subject: DICOM, microscopes, satellites
 # Behaviour: ReadImage() inverts the pixels of a DICOM image with MONOCHROME1 (0 is white) and 12 bits: value v becomes
 #   4095 - v. pydicom's pixel_array has them as stored.
 # Expected: both give the stored values, and the caller inverts where PhotometricInterpretation says so.
 # Why it matters: X-rays come in both kinds. Code written for pydicom ("if MONOCHROME1: max - pixels") turns the images
 #   into negatives again after a change to SimpleITK; a model trained with one reader sees negatives with the other.
+# Instead: invert by PhotometricInterpretation with pydicom only
 # Last lines of a run on 2026-11-28:
 #   SimpleITK 2.5.7, pydicom 3.0.2; stored: [0, 500, 1000, 4095]
 #   MONOCHROME2: pydicom [0, 500, 1000, 4095], SimpleITK [0, 500, 1000, 4095]
@@ -16,6 +18,8 @@ trap 'rm -rf "$folder"' EXIT
 python3 -m venv venv
 venv/bin/pip install -qq SimpleITK==2.5.7 pydicom==3.0.2 numpy==2.4.6
 venv/bin/python - <<'PYTHON'
+import importlib.metadata
+
 import numpy as np
 import pydicom
 import SimpleITK
@@ -38,7 +42,7 @@ def write(photometric):
     image.save_as(f"{photometric}.dcm", enforce_file_format=True)
 
 
-print(f"SimpleITK {SimpleITK.Version.VersionString()}, pydicom {pydicom.__version__}; stored: {STORED}")
+print(f"SimpleITK {importlib.metadata.version('SimpleITK')}, pydicom {pydicom.__version__}; stored: {STORED}")
 read = {}
 for photometric in ("MONOCHROME2", "MONOCHROME1"):
     write(photometric)

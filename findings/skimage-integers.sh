@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # scikit-image 0.26.0
+# Subject: images and pixels
 # Behaviour: resize() of an array of integers returns the values divided by the largest value of their type: gray 240 is
 #   0.94 as uint8, 0.0037 as uint16, 1.1e-7 as int32 and 2.6e-17 as int64. A float array keeps 240. rescale() and
-#   rotate() do the same. preserve_range=True keeps the values; resize(order=0) does, too.
+#   rotate() do the same.
 # Expected: the values as they are, as for floats, or 0 to 1 of an image of 8 bits in each integer type.
 # Why it matters: uint8 plus a Python list, sums of images, a mask of classes and np.array of a list are int64. Such
 #   images become black without an error. Of a resized mask, astype(int) gives the class 0 everywhere.
+# Instead: `preserve_range=True`
 # Last lines of a run on 2026-11-29 (gray 240, 8 x 8 to 4 x 4; the mask to 16 x 16):
 #   scikit-image 0.26.0: uint8 0.941, uint16 0.00366, int32 1.12e-07, int64 2.6e-17, float32 240, float64 240
 #   preserve_range=True: 240 of each; mask of the classes 0 to 3 as int64: [0], with order=0 [0, 1, 2, 3]

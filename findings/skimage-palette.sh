@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # scikit-image 0.26.0 (with tifffile 2026.3.3 and imageio 2.38.1), Pillow 13.0.0
+# Subject: images and pixels
 # Behaviour: skimage.io.imread() of a picture with a palette returns its colors (H, W, 3) from PNG, and the numbers of
 #   the palette's entries (H, W) from TIFF.
 # Expected: the same array from both files.
 # Why it matters: the numbers look like a gray image. Land cover maps and scans are often TIFFs with a palette;
 #   after a conversion from PNG a classifier gets gray images whose values are in the order of a palette.
+# Instead: read with Pillow, `convert("RGB")`
 # Last lines of a run on 2026-11-28:
 #   scikit-image 0.26.0: PNG (16, 16, 3) [200, 30, 60]; TIFF (16, 16) 1
 #   Pillow 13.0.0: convert("RGB") gives [200, 30, 60] from both

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # scikit-learn 1.9.1
+# Subject: metrics and statistics
 # Behaviour: for a label without positive images, average_precision_score() is 0, and the mean over labels contains
 #   the 0; roc_auc_score() of the same table is nan, and so is its mean. Both only warn.
 # Expected: one rule for both: no figure for such a label, and a mean of the others.
 # Why it matters: of several labels per image, a rare one is often missing in a small validation set or in a fold. The
 #   mAP of perfect scores of three labels is 66.7% then, and changes from fold to fold by the labels that are present.
+# Instead: leave out labels without positive images in both figures
 # Last lines of a run on 2026-11-29 (perfect scores, the third label has no positive image):
 #   scikit-learn 1.9.1, average precision: by label [1. 1. 0.], mean 0.6667
 #   AUROC: by label [ 1.  1. nan], mean nan

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # scikit-learn 1.9.1
+# Subject: metrics and statistics
 # Behaviour: cohen_kappa_score(weights="quadratic" or "linear") weights a disagreement by the places of the two labels
 #   among the labels that occur, not by their values. Without a grade 2 in both lists, 1 and 3 are neighbours.
 # Expected: the squared difference of the grades, so that the figure equals the one with labels=range(5).
 # Why it matters: a split, fold or bootstrap sample without one grade (severe retinopathy is rare) is scored on another
 #   scale than the others; a threshold, the choice of a checkpoint or a confidence interval mixes both.
+# Instead: `labels=range(number of grades)`
 # Last lines of a run on 2026-11-29 (grades 0, 1, 3, 4):
 #   scikit-learn 1.9.1, quadratic: 0.8333, with labels=range(5) 0.8667; linear: 0.6667, with labels 0.7143
 #   grades 1, 2, 3, 4 in place of 0, 1, 3, 4: 0.8333

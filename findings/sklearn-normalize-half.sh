@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # scikit-learn 1.9.1
+# Subject: metrics and statistics
 # Behaviour: normalize() and Normalizer of a float16 array take the sum of the squares in float16. A row with a norm
 #   above 256 has an infinite sum, and becomes zeros; one with values below 0.00017 has the sum 0, and is left as it is.
 #   There is no error. cosine_similarity() of the same array, and normalize(norm="max"), are right.
@@ -7,6 +8,7 @@
 # Why it matters: features of a ViT are stored in float16, and normalized for a search of neighbours, a kNN or a linear
 #   probe. Their norms are of the size of the root of their number, 28 for 768 values of the standard deviation 1: a few
 #   large values are enough, and only these images become zeros, equal to each other and similar to none.
+# Instead: `astype(np.float32)` before
 # Last lines of a run on 2026-11-29 (768 values; norms after normalize, 1 is right):
 #   scikit-learn 1.9.1, float16: norm 28 becomes 1.000, 249 becomes 1.000, 277 becomes 0.000, 0.00277 becomes 0.00277
 #   float32: 1.000, 1.000, 1.000, 1.000

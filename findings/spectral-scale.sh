@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # spectral 0.25, rasterio 1.4.4 (GDAL 3.10)
+# Subject: DICOM, microscopes, satellites
 # Behaviour: of an ENVI file with a "reflectance scale factor", load(), read_band() and indexing of spectral return the
 #   values divided by the factor, open_memmap() of the same object the stored ones; rasterio has the stored ones, with
 #   scales of 1. save_image() of a loaded picture writes the divided values; with the metadata of the original they are
@@ -7,6 +8,7 @@
 # Expected: one scale for all ways to read a file, and equal values after writing and reading.
 # Why it matters: a memmap is the way for cubes that do not fit into memory: a model that was trained on load() is given
 #   values 10,000 times as large, and a copied cube has values 10,000 times as small as the original.
+# Instead: divide `open_memmap()` by the factor; drop the factor from the metadata of a copy
 # Last lines of a run on 2026-11-30 (stored 4000, factor 10000):
 #   spectral 0.25: load() 0.4, read_band() 0.4, [0, 0] 0.4, open_memmap() 4000, rasterio 1.4.4 4000
 #   load() of the copy that save_image() made of load(): 4e-05

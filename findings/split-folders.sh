@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # split-folders 0.6.1
+# Subject: tables and lists of images
 # Behaviour: ratio() rounds the counts of training and validation down in each class, and the test gets the rest. With
 #   0.8, 0.1, 0.1 a class of fewer than ten images has none in val; of nine, test has two, of nineteen three.
 # Expected: the nearest counts, at least one image for each split of a class that has three.
 # Why it matters: rare classes are not validated: the mean over classes, or the choice of the checkpoint, knows nothing
 #   of them, and no warning names them. The folder of the class is there, empty.
+# Instead: count the images of each class in each split
 # Last lines of a run on 2026-11-29 (0.8, 0.1, 0.1; train, val, test):
 #   split-folders 0.6.1: 9 images [7, 0, 2], 15 [12, 1, 2], 19 [15, 1, 3], 40 [32, 4, 4]
 set -euo pipefail

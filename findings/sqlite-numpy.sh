@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # numpy 2.4.6, Python's sqlite3
+# Subject: tables and lists of images
 # Behaviour: execute("insert ...", (np.float32(0.2), np.int64(1))) stores the bytes of the numbers as blobs, also in
 #   columns REAL and INTEGER, without an error. avg() and sum() of them are 0, each blob is larger than any number, and
 #   none is equal to one. np.float64 is a Python float, and is stored as a number.
 # Expected: numbers, or the error that sqlite3 gives for other unknown types.
 # Why it matters: scores of a network are float32, labels int64. A database of predictions says that all scores are
-#   above the threshold, that no image has the class 1, and that the mean is 0. tolist() or item() before helps.
+#   above the threshold, that no image has the class 1, and that the mean is 0.
+# Instead: `tolist()` or `item()` before
 # Last lines of a run on 2026-11-30 (scores 0.1, 0.2, 0.9, labels 0, 1, 1):
 #   numpy 2.4.6; types, mean score, scores above 0.5, images of class 1:
 #   elements of arrays: blob, blob, 0.0, 3, 0; tolist(): real, integer, 0.4, 1, 2

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # tensorboard 2.21.0
+# Subject: trackers
 # Behaviour: EventAccumulator, with which scripts read TensorBoard's files, keeps 10,000 points of each scalar, chosen
 #   at random, without a warning. Of 30,000 points two thirds are missing, and with them most of the peaks. The last
-#   point is always kept, the first is not. size_guidance={"scalars": 0} reads all.
+#   point is always kept, the first is not.
 # Expected: the web page thins the curves for its plots; a program that reads a file gets what is in it.
 # Why it matters: a table of the best accuracy of each run, from the events, has a value that was never the best, for
 #   long runs alone. Two scalars with unequal numbers of points keep different steps: of a loss over an accuracy, or of
 #   two runs at the same step, few pairs are left.
+# Instead: `size_guidance={"scalars": 0}`
 # Last lines of a run on 2026-11-29 (30,000 points of 0.5, and 30 peaks from 0.61 to 0.90 at equal distances):
 #   tensorboard 2.21.0: 10000 of 30000 points, first step 2, last step 29999
 #   peaks that are kept: 5 of 30, the best 0.87; with size_guidance scalars 0: 30000 points, 30 peaks, the best 0.90

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # tifffile 2026.3.3
+# Subject: DICOM, microscopes, satellites
 # Behaviour: imread() of one file of an OME-TIFF set of several files returns the planes of all files. If the other
 #   files are not beside it, their planes are zeros, with a line in the log and no error.
 # Expected: the pixels of the file that was named, as Pillow gives them.
 # Why it matters: a loader that makes a sample of each file gets the same stack for each of them, and the first plane
 #   of the stack, which is one and the same image, as each sample; in a split by files it gets a black plane.
+# Instead: `imread(path, is_ome=False)`, or Pillow
 # Last lines of a run on 2026-11-28:
 #   tifffile 2026.3.3: z0.ome.tif (2, 8, 8), planes [10, 20]; z1.ome.tif (2, 8, 8), planes [10, 20]
 #   z1.ome.tif without z0.ome.tif: (2, 8, 8), planes [0, 20]

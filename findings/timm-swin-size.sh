@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # timm 1.0.31, torch 2.14.1 (5 GB are downloaded)
+# Subject: training
 # Behaviour: timm's Swin takes another image size in three ways, and they are three networks. create_model(img_size=160)
 #   cuts the window of the last stage to its 5 x 5 tokens; set_input_size(160) makes the windows of all stages 5 x 5;
 #   strict_img_size=False keeps 7 x 7 and pads. With equal weights the logits differ by more than 1% of the largest.
@@ -7,6 +8,7 @@
 #   img_size in all bits).
 # Why it matters: a model that was trained at 160 pixels by one of the ways is another one when it is evaluated by
 #   another; the file of weights fits all three.
+# Instead: the same way in training and in evaluation
 # Last lines of a run on 2026-11-28:
 #   timm 1.0.31, swin_tiny_patch4_window7_224 at 160 pixels; windows of the four stages:
 #   img_size [7, 7, 7, 5], set_input_size [5, 5, 5, 5], strict_img_size=False [7, 7, 7, 7]

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # torch 2.14.1 (5 GB are downloaded)
+# Subject: training
 # Behaviour: AveragedModel keeps the average of the weights in the type of the model. With a model in bfloat16 and
 #   get_ema_multi_avg_fn(0.999) the step, a thousandth of the distance, is below what bfloat16 resolves: the average
 #   stays where it began, however long it runs. In float16 it stops halfway at 0.999, and stays at 0.9999.
 # Expected: the average is held in float32, as optimizers in mixed precision hold the weights; or a warning.
 # Why it matters: where a model is converted to bfloat16 as a whole, without autocast, the average that is evaluated and
-#   published is the initialization, or the pretrained weights with a new head, at chance. It looks like an average
-#   that is too slow, not like one that stands still. An average in float32 follows.
+#   published is the initialization, or the pretrained weights with a new head, at chance. It looks like an average that
+#   is too slow, not like one that stands still.
+# Instead: keep the average in float32
 # Last lines of a run on 2026-11-29 (weights 1, then 2 for three times 1 / (1 - decay) steps; 1.95 is right):
 #   torch 2.14.1, decay 0.99: float32 1.951, float16 1.951, bfloat16 1.609
 #   decay 0.999: float32 1.950, float16 1.512, bfloat16 1.000

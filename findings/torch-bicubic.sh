@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # torch 2.14.1 (5 GB are downloaded), Pillow 13.0.0
+# Subject: training
 # Behaviour: interpolate(mode="bicubic") has another kernel with antialias=True (a = -0.5, as Pillow) than without
 #   (a = -0.75, as OpenCV): also where an image becomes larger, and there is nothing to smooth, the results differ.
 #   "bilinear" is the same with both.
@@ -7,6 +8,7 @@
 # Why it matters: position embeddings of a ViT are resized for another image size by bicubic interpolation, by timm with
 #   antialias=True, by others without. The same weights get other positions for larger images, by a third of their
 #   standard deviation at most; and an enlarged image has stronger halos at its edges.
+# Instead: the same `antialias=` wherever the embeddings are resized
 # Last lines of a run on 2026-11-29 (14 x 14 to 16 x 16, noise of the standard deviation 1):
 #   torch 2.14.1, largest difference with and without antialias: bilinear 0.00, bicubic 0.37 (mean 0.05)
 #   from Pillow 13.0.0: bicubic with antialias 0.00, without 0.37

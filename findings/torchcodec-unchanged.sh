@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # torchcodec 0.17.0, torchvision 0.29.1, torch 2.14.1
+# Subject: images and pixels
 # Behaviour: mode="UNCHANGED" of torchcodec's decode_jpeg turns the image as its EXIF orientation says, and returns CMYK
 #   as Pillow has it. torchvision's decode_jpeg with UNCHANGED, which it replaces, leaves the image as stored, and
 #   returns 255 minus each value.
 # Expected: UNCHANGED names the pixels as they are stored, and both have the same ones.
 # Why it matters: code that applies the orientation itself turns photographs twice after the move to torchcodec that
 #   torchvision's warning advises; widths and heights from headers have swapped sides.
+# Instead: apply the orientation in one place; `mode="RGB"` for colors
 # Last lines of a run on 2026-11-28 (stored: 20 high, 40 wide, cyan 10):
 #   torchcodec 0.17.0: 40 high, 20 wide, cyan 10
 #   torchvision 0.29.1: 20 high, 40 wide, cyan 245

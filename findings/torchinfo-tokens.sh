@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # torchinfo 1.8.0, timm 1.0.31, torch 2.14.1 (5 GB are downloaded)
+# Subject: training
 # Behaviour: "Total mult-adds" of summary() has the weights of a linear layer once per image, however many tokens it is
 #   applied to, and no attention. Convolutions count for each position. ViT-S has 0.08 G with patches of 16 and of 8.
 # Expected: as torch's FlopCounterMode: 4.2 G and 16.7 G (two FLOPs are one multiply-add).
 # Why it matters: a comparison by this column says that a ViT costs a fiftieth of its true work, and that the patch size
 #   is free; a convolutional network beside it is counted in full.
+# Instead: `torch.utils.flop_counter.FlopCounterMode`
 # Last lines of a run on 2026-11-29 (G multiply-adds at 224 pixels):
 #   torchinfo 1.8.0: Linear on 1 token 147840, on 197 tokens 147840; Conv2d on 196 positions 28976640
 #   vit_small_patch16_224: torchinfo 0.08, torch 2.14.1 4.24; vit_small_patch8_224: 0.08, 16.73; resnet50: 4.09, 4.09

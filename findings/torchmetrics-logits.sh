@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # torchmetrics 1.9.0, torch 2.14.1 (5 GB are downloaded), scikit-learn 1.9.1
+# Subject: metrics and statistics
 # Behaviour: update() applies the sigmoid (softmax) if one value of the batch is outside 0 to 1. The logits of a batch
 #   that lie inside by chance are taken as probabilities, so that accuracy, F1 and AUROC depend on the batch size.
 #   MulticlassAUROC's mean counts a class without images as 0 (with a warning), MulticlassAveragePrecision's leaves it
@@ -7,6 +8,7 @@
 # Expected: the same figure for all batch sizes, as of metrics that sum over images; one rule for a missing class.
 # Why it matters: an evaluation with batch size 1, or the last batch of an epoch, is scored on two scales; the model
 #   looks worse than it is. A split without one of its classes loses a third of the AUROC of three.
+# Instead: apply the sigmoid or softmax before `update()`
 # Last lines of a run on 2026-11-29 (2000 logits of the standard deviation 0.8):
 #   torchmetrics 1.9.0, batches of 2000: accuracy 0.746, AUROC 0.834; of 2: 0.725, 0.787; of 1: 0.696, 0.741
 #   scikit-learn 1.9.1: 0.746, 0.834

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # transformers 5.24.0 (its Pillow backend, without torch), Pillow 13.0.0
+# Subject: images and pixels
 # Behaviour: image processors that convert to RGB (CLIP, BiT, which DINOv2 has, SigLIP, TextNet) lay an image with
 #   transparency over white: as Pillow image, as array, and as palette image with a transparent color.
 # Expected: Image.convert("RGB"), as timm, torchvision and datasets do: the alpha channel is dropped, and the colors
 #   behind it count.
 # Why it matters: cut-out photographs (products, leaves, logos) often have black behind alpha 0. A classifier that was
 #   trained with convert("RGB") sees a white background instead of a black one in transformers.
+# Instead: `convert("RGB")` before the processor
 # Last lines of a run on 2026-11-28:
 #   transformers 5.24.0: alpha 0 over (200, 0, 0): convert [200, 0, 0], CLIP [255, 255, 255], array [255, 255, 255]
 #   alpha 128: convert [200, 0, 0], CLIP [227, 127, 127]; palette: convert [200, 0, 0], CLIP [255, 255, 255]

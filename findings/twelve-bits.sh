@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Pillow 13.0.0, opencv-python-headless 5.0.0.93 (IMREAD_UNCHANGED), tifffile 2026.3.3 and imagecodecs 2026.3.6
-# Behaviour: gray pictures of 12 bits come as 16 bits. Pillow has the stored values from TIFF, and 16 times as large
-#   ones from JPEG 2000; OpenCV has the stored values from JPEG 2000, and 16 times as large ones from TIFF. tifffile and
-#   imagecodecs have the stored values from both.
+# Subject: images and pixels
+# Behaviour: of gray pictures of 12 bits, Pillow has the stored values from TIFF, and 16 times as large ones from JPEG
+#   2000; OpenCV has the stored values from JPEG 2000, and 16 times as large ones from TIFF. tifffile and imagecodecs
+#   have the stored values from both.
 # Expected: one scale per library.
 # Why it matters: microscope and X-ray images of 12 bits have another brightness after a conversion between both
 #   formats, by a factor of 16, or after a change from Pillow to OpenCV; a fixed range (0 to 4095) makes them white.
+# Instead: one library for both formats, or divide by 16
 # Last lines of a run on 2026-11-29 (stored: 0, 100, 2000, 4095):
 #   TIFF: Pillow 13.0.0 [0, 100, 2000, 4095], OpenCV 5.0.0 [0, 1600, 32000, 65520], tifffile [0, 100, 2000, 4095]
 #   JPEG 2000: Pillow [0, 1600, 32000, 65520], OpenCV [0, 100, 2000, 4095], imagecodecs [0, 100, 2000, 4095]

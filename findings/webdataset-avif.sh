@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # webdataset 1.0.2, Pillow 13.0.0
+# Subject: shards and loaders
 # Behaviour: decode("pil") decodes the members .jpg, .png, .webp, .bmp, .gif, .tif, .jp2; a member .avif stays bytes.
 # Expected: all formats that Pillow opens (this Pillow opens AVIF), or an error.
 # Why it matters: shards that were written as AVIF to save space give bytes where a transform expects an
 #   image; in a mixed shard, rename(image="jpg;png;avif") gives images and bytes in one batch.
+# Instead: write WebP or PNG, or decode the bytes with Pillow
 # Last lines of a run on 2026-11-28:
 #   webdataset 1.0.2: jpg Image, png Image, webp Image, bmp Image, gif Image, tif Image, jp2 Image, avif bytes
 set -euo pipefail

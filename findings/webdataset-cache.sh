@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # webdataset 1.0.2
+# Subject: shards and loaders
 # Behaviour: the cache of WebDataset(url, cache_dir=...) names a shard by the last part of its URL alone. With
 #   train/000.tar and val/000.tar of one server and one cache, the second is read from the file of the first: the
 #   validation has the training images, without a message.
 # Expected: a name by the whole URL, or a folder for each.
 # Why it matters: shards are numbered from 000 in each split, and one folder on a local disk is the cache of a job. The
-#   validation accuracy is that of trained images; the parts of two data sets are exchanged in the same way. A
-#   cache_dir for each split helps.
+#   validation accuracy is that of trained images; the parts of two data sets are exchanged in the same way.
+# Instead: a `cache_dir` for each folder of shards
 # Last lines of a run on 2026-11-30 (images a and b in train/000.tar, c and d in val/000.tar):
 #   webdataset 1.0.2, without a cache: train ['a', 'b'], val ['c', 'd']
 #   with cache_dir="cache": train ['a', 'b'], val ['a', 'b']; files in the cache: ['000.tar']

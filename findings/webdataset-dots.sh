@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # webdataset 1.0.2
+# Subject: shards and loaders
 # Behaviour: WebDataset() ends the key of a sample at the first dot of the file's name: cat.0.jpg, cat.1.jpg, ... are
 #   one sample `cat` with the parts `0.jpg`, `1.jpg`, ...; 80 images of two classes become two samples, without a
 #   message.
 # Expected: the key ends at the last dot, as in os.path.splitext, for one image per name; or an error.
 # Why it matters: Kaggle's Dogs vs. Cats names its images cat.0.jpg to dog.12499.jpg, others have a scale or a date
 #   before the ending (IMG_0.5x.jpg). A tar of such a folder loses its samples; a map over `jpg` finds none.
+# Instead: rename the files so that a name has one dot
 # Last lines of a run on 2026-11-29:
 #   webdataset 1.0.2: 80 images cat.0.jpg to dog.39.jpg: 2 samples, ['cat', 'dog'], each of 40 parts
 #   the same images as cat_0.jpg to dog_39.jpg: 80 samples

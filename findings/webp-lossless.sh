@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Pillow 13.0.0, opencv-python-headless 5.0.0.93, imagecodecs 2026.3.6
+# Subject: images and pixels
 # Behaviour: a lossless WebP of Pillow (lossless=True) or OpenCV (quality 101) has black where alpha is 0; the colors
 #   that were there are gone. Pillow keeps them with exact=True, imagecodecs by default.
 # Expected: a lossless file gives the array that was saved, as PNG does.
 # Why it matters: programs that drop the alpha channel (convert("RGB") in torchvision, timm and datasets) see the colors
 #   behind it. Cut-out photographs on a white or natural background have a black one after "lossless" WebP, and a model
 #   that was trained on the PNG files meets another background.
+# Instead: `exact=True`
 # Last lines of a run on 2026-11-29 (color 200, 60, 30 behind alpha 0, after convert("RGB")):
 #   Pillow 13.0.0: PNG [200, 60, 30], WebP [0, 0, 0], WebP exact=True [200, 60, 30]
 #   OpenCV 5.0.0: PNG [200, 60, 30], WebP [0, 0, 0]; imagecodecs 2026.3.6: WebP [200, 60, 30]

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # xlsxwriter 3.3.1, openpyxl 3.1.5
+# Subject: tables and lists of images
 # Behaviour: both write 16 digits of a number. Of 10,000 random doubles a quarter come back from the file as another
 #   one (in the last bit), read by openpyxl; 0.1 + 0.2 comes back as 0.3.
 # Expected: the shortest text that is the same double, as repr() has it: the file format has no limit of digits.
 # Why it matters: scores and thresholds that are equal in the program differ in the workbook that is read back by a
 #   script; a check "the workbook has the scores of the run" needs a tolerance.
+# Instead: compare with a tolerance, or keep the scores in a CSV file
 # Last lines of a run on 2026-11-29 (doubles of 10,000 that differ, read by openpyxl):
 #   xlsxwriter 3.3.1: 2445; 0.1 + 0.2 is read as 0.3
 #   openpyxl 3.1.5: 2445; 0.1 + 0.2 is read as 0.3

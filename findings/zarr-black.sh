@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # xarray 2026.9.0, zarr 3.1.6
+# Subject: DICOM, microscopes, satellites
 # Behaviour: open_zarr() of xarray takes the fill value of a zarr array of format 2 for missing values. It is 0 unless
 #   somebody chose another one: black pixels are NaN, and an image of uint8 is float32. The same array in format 3, and
 #   zarr itself with both formats, give 0 and uint8.
 # Expected: the values and the type of the array. A fill value is what chunks have that were not written.
 # Why it matters: mean and deviation leave the black pixels out, and a batch with one of them gives a loss of NaN. The
-#   class 0 of labels is missing: notnull() and dropna() remove it. mask_and_scale=False gives 0.
+#   class 0 of labels is missing: notnull() and dropna() remove it.
+# Instead: `mask_and_scale=False`
 # Last lines of a run on 2026-11-30 (stored: 0, 1, 255):
 #   format 2: zarr 3.1.6 uint8 [0, 1, 255], xarray 2026.9.0 float32 [nan, 1.0, 255.0]
 #   format 3: zarr 3.1.6 uint8 [0, 1, 255], xarray 2026.9.0 uint8 [0, 1, 255]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # zarr 3.1.6
+# Subject: shards and loaders
 # Behaviour: a chunk of an array whose file is missing reads as zeros (the fill value), without a warning: a chunk that
 #   was never written and one that was lost in a copy are the same. Without any chunk an array still has its shape, and
 #   zeros. A chunk that was cut off after 8 bytes is an error.
@@ -8,6 +9,7 @@
 #   interrupted copy the missing images are black, and their labels the class 0: training and evaluation run, and the
 #   accuracy counts black images. nchunks_initialized tells it, for data without chunks of zeros, which are not
 #   written, either, unless write_empty_chunks is set.
+# Instead: write with `write_empty_chunks`, and compare `nchunks_initialized` with `nchunks`
 # Last lines of a run on 2026-11-29 (100 labels of the class 3 in chunks of 10, three files removed):
 #   zarr 3.1.6: classes after the loss: {0: 30, 3: 70}; no file left: {0: 100}; cut off: an error
 #   chunks with a file: 7 of 10; of 100 labels of the class 0, as written: 0 of 10, with write_empty_chunks 10 of 10

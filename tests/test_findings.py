@@ -3,14 +3,17 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
+import sys
 
+import pytest
 from conftest import ROOT
 
 RUNNER = ROOT / "findings" / "run.sh"
 TEXTS = {path: path.read_text() for path in sorted(RUNNER.parent.glob("*.sh")) if path != RUNNER}
 OWN_FOLDER = ["set -euo pipefail", "folder=$(mktemp -d)", 'cd "$folder"', "trap 'rm -rf \"$folder\"' EXIT"]
-PARTS = ["Behaviour: ", "Expected: ", "Why it matters: ", "Last lines of a run on "]
+PARTS = ["Subject: ", "Behaviour: ", "Expected: ", "Why it matters: ", "Instead: ", "Last lines of a run on "]
 PINNED = re.compile(r"[\w.\[\],-]+==[\w.]+")
 
 
@@ -51,3 +54,33 @@ def test_each_head_has_its_parts():
         assert shebang == "#!/usr/bin/env bash" and re.search(r"[\w-]+ \d+\.\d+", packages), script.name
         parts = [part for line in head for part in PARTS if line.startswith(f"# {part}")]
         assert parts == PARTS, script.name
+
+
+def test_the_index_is_made_from_the_heads():
+    program = [sys.executable, RUNNER.parent / "index.py"]
+    page = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    assert page == (RUNNER.parent / "README.md").read_text(), "python findings/index.py > findings/README.md"
+    for script in TEXTS:
+        assert page.count(f"| [{script.stem}]({script.name}): ") == 1, script.name
+
+
+@pytest.mark.parametrize(
+    ("commands", "line"),
+    [
+        ("venv/bin/pip install a==1\necho seen", "ok "),
+        ("venv/bin/pip install a==1\necho seen\nfalse", "CHANGED "),
+        ("venv/bin/pip install a==2", "not installed "),
+        (None, "no such finding "),
+    ],
+)
+def test_the_runner_says_how_a_finding_ended(tmp_path, commands, line):
+    shutil.copy(RUNNER, tmp_path)
+    if commands:
+        answer = "[ $2 = a==1 ] || { echo ERROR: no a==2; exit 1; }"
+        pip = f"mkdir -p venv/bin\necho '{answer}' > venv/bin/pip\nchmod +x venv/bin/pip"
+        (tmp_path / "one.sh").write_text("\n".join([*OWN_FOLDER, pip, commands]))
+    ended = subprocess.run(["bash", tmp_path / "run.sh", "one"], capture_output=True, text=True)
+    said, *output = ended.stdout.splitlines()
+    assert said.startswith(line) and ended.returncode == (line != "ok ")
+    assert ("seen" in said or "seen" in output) == ("seen" in (commands or ""))
+    assert ("no a==2" in said) == (line == "not installed ")
