@@ -1,0 +1,218 @@
+# ruff: noqa: E501
+"""What a run reads of each tree and table of these tests: rows, classes, names and groups of its splits, or a question,
+and of each option that it prints the same, typed.
+
+They are kept in facts.txt. After a wanted change, `GOLDEN=write python -m pytest -m slow` writes them anew, and
+`git diff` shows which images are read otherwise, or are asked about.
+"""
+
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
+import pandas
+import pytest
+import test_beside
+import test_known_sets
+import test_labels
+import test_tables
+from conftest import cells_of
+from source_helpers import names_of, options, read_splits, tree, typed
+from test_trees import REFUSED, TRAINED
+
+from configs.yaml_io import parse_value
+from utils.errors import UserError
+
+FILE = Path(__file__).with_name("facts.txt")
+# Images, where @ is 0 to 11; the table of each; its header; the row of an image, by its number n; `values` in turn;
+# DATA_PATH in R; other options
+TABLES = r"""
+name | images | table | header | row | values | path | options
+# Paths of other folders and machines
+own folder | @.png | labels.csv | path,label | R/{path},{label} | | labels.csv
+own folder and splits | {train,test}/@.png | labels.csv | path,label | R/{path},{label} | | labels.csv
+windows | {train,test}/@.png | labels.csv | path,label | {windows},{label} | | labels.csv
+windows, own folder | {train,test}/@.png | labels.csv | path,label | R\{windows},{label} | | labels.csv
+windows, drive | {train,test}/@.png | labels.csv | path,label | C:\data\R\{windows},{label} | | labels.csv
+slash | {train,test}/@.png | labels.csv | path,label | /{path},{label} | | labels.csv
+dot | {train,test}/@.png | labels.csv | path,label | ./{path},{label} | | labels.csv
+dot twice | {train,test}/@.png | labels.csv | path,label | ././{path},{label} | | labels.csv
+another machine | {train,test}/@.png | labels.csv | path,label | /mnt/data/set/{path},{label} | | labels.csv
+another machine, one folder | images/@.png | labels.csv | path,label | /mnt/data/set/{path},{label} | | labels.csv
+stems | {train,test}/@.png | labels.csv | path,label | {folder}/{stem},{label} | | labels.csv
+two columns | a/{train,test}/@.png | labels.csv | dir,file,label | {folder},{name},{label} | | labels.csv | {columns: {path: dir/file}}
+two columns, windows | {train,test}/{x,y}/@.png | labels.csv | dir,file,label | {folder_windows},{name},{label} | | labels.csv | {columns: {path: dir/file}}
+below one folder | img/{p1,p2}/@.png | labels.csv | path,label | {inner},{label} | | labels.csv
+below two folders | images/batch/{p1,p2}/@.png | labels.csv | path,label | {last2},{label} | | labels.csv
+other patients | images/batch/p1/@.png | labels.csv | path,label | p{value}/{name},{label} | 1 2 3 | labels.csv
+same names, lost folder | images/p1/@.png | labels.csv | path,label,split | p{value}/{name},{label},{label} | 1 2 | labels.csv
+lists beside, windows | images/@.png | labels.csv | path,label | images\{name},{label} | | labels.csv
+URLs | a/1@.png & b/2@.png | labels.csv | path,label | gs://bucket/{name},{label} | | labels.csv
+mixed endings | @.JPG | labels.csv | path,label | {stem}.jpg,{label} | | labels.csv
+two columns of names | a/@.jpg | train.csv | id,label | {stem},{label} | | .
+tables of splits | {train,val}/@.png | {folder}.csv | id,label | {stem},{label} | | .
+tables of splits, windows | {train,val}/@.png | {folder}.csv | path,label | {windows},{label} | | .
+tables in the folders | {train,val}/@.png | {folder}/metadata.csv | file_name,label | {name},{label} | | .
+# Words of splits
+train, test | @.png | labels.csv | path,label,split | {path},{label},{value} | train train train test | labels.csv
+train, holdout | @.png | labels.csv | path,label,split | {path},{label},{value} | train train train holdout | labels.csv
+holdout, train | @.png | labels.csv | path,label,split | {path},{label},{value} | holdout holdout holdout train | labels.csv
+tr, te | @.png | labels.csv | path,label,split | {path},{label},{value} | tr tr tr te | labels.csv
+tr, te, va | @.png | labels.csv | path,label,split | {path},{label},{value} | tr tr tr tr te va | labels.csv
+0, 1 | @.png | labels.csv | path,label,split | {path},{label},{value} | 0 0 0 1 | labels.csv
+pool | @.png | labels.csv | path,label,split | {path},{label},{value} | pool pool pool pool labeled_train | labels.csv
+column train | @.png | labels.csv | path,label,train | {path},{label},{value} | TRAIN TRAIN TEST | labels.csv
+column train of 0 and 1 | @.png | labels.csv | path,label,train | {path},{label},{value} | 1 1 0 | labels.csv
+sites | @.png | labels.csv | path,label,site | {path},{label},{value} | A A B | labels.csv
+test alone | @.png | labels.csv | path,label,split | {path},{label},test | | labels.csv
+train and unknown | @.png | labels.csv | path,label,split | {path},{label},{value} | train train x9 | labels.csv
+train.csv with test rows | @.png | {value}.csv | path,label,split | {path},{label},{value2} | train train val | . | {values2: train train test}
+train.csv with test rows alone | @.png | train.csv | path,label,split | {path},{label},{value} | train train test | .
+# Beside folders
+folders, train and test | {a,b}/@.png | labels.csv | path,label,split | {path},{folder},{value} | train train test | .
+folders, train and holdout | {a,b}/@.png | labels.csv | path,label,split | {path},{folder},{value} | train train holdout | .
+folders, tr and te | {a,b}/@.png | labels.csv | path,label,split | {path},{folder},{value} | tr tr te | .
+folders, column train | {a,b}/@.png | labels.csv | path,label,train | {path},{folder},{value} | TRAIN TRAIN TEST | .
+patients, train and holdout | {p1,p2}/@.png | labels.csv | path,label,split | {path},{label},{value} | train train train holdout | .
+patients, tr and te | {p1,p2}/@.png | labels.csv | path,label,split | {path},{label},{value} | tr tr tr te | .
+patients, 0 and 1 | {p1,p2}/@.png | labels.csv | path,label,split | {path},{label},{value} | 0 0 0 1 | .
+patients, column train | {p1,p2}/@.png | labels.csv | path,label,train | {path},{label},{value} | TRAIN TRAIN TEST | .
+patients, windows | {p1,p2}/@.png | labels.csv | path,label | {windows},{label} | | .
+two tables | {p1,p2}/@.png | {table}.csv | path,label | {path},{label} | | . | {tables: one other}
+# Well-known sets
+GTSRB | Train/{0,1,2,3}/@.png | Train.csv | Width,Height,ClassId,Path | 27,26,{parent},{path} | | .
+Food-101 | images/{pie,ramen}/@.jpg | classes.txt | | {parent} | | .
+HAM10000 | HAM10000_images_part_1/ISIC_1@.jpg & HAM10000_images_part_2/ISIC_2@.jpg | HAM10000_metadata.csv | lesion_id,image_id,dx,age | HAM_{n},ISIC_{number},{label},80 | | .
+Label Studio | a/1@.jpg & b/2@.jpg | project-1.csv | image,id,choice,annotator | /data/upload/1/{name},{n},{label},1 | | project-1.csv
+PAD-UFES-20 | images/imgs_part_1/imgs_part_1/PAT_1_@.png & images/imgs_part_2/imgs_part_2/PAT_2_@.png | metadata.csv | patient_id,lesion_id,smoke,diagnostic,img_id,biopsed | PAT_{n},1,False,{label},{name},True | | .
+ISIC | Input/ISIC_@.jpg | GroundTruth.csv | image,MEL,NV | {stem},{is_x}.0,{is_y}.0 | | .
+Messidor | IMAGES/@.png | messidor_data.csv | image_id,adjudicated_dr_grade,adjudicated_dme,adjudicated_gradable | {name},{is_x},{is_y},1 | | .
+ODIR | Training/@_left.jpg | full_df.csv | ID,Age,Left-Fundus,Left-Diagnostic Keywords,N | {n},60,{name},{label},0 | | .
+Wildlife Insights | site{1,2}/100/@.jpg | images.csv | image_id,filename,location,class,species,common_name | id{n},{path},gs://b/{path},Mammalia,{label},{label} | | .
+Camera traps | site{1,2}/2025-06/@.jpg | labels.csv | filename,species,count,location,sequence_id | {path},{label},1,{folder},{folder}-{n} | | labels.csv
+parts | {good,dent,both}/m{1,2}_@.png | | | | | .
+RAF-DB | Image/aligned/{train,test}_@_aligned.jpg | EmoLabel/list_patition_label.txt | | {name} {is_x} | | .
+organs | {train,val}/{colon/{colon_aca,colon_n},lung/{lung_aca,lung_n}}/@.jpg | | | | | .
+items | {train_images,test_images}/{item1,item2}/@.jpg | | | | | .
+slides | {seg_train,seg_test}/{TCGA-A1-A0SB-01Z,TCGA-B2-C0SC-01Z}/@.jpg | | | | | .
+bricks | {2x4 3001,2x2 3003,1x1 3005}/@.png | | | | | .
+Dataset in splits | {train,val}/Dataset/{a,b}/@.jpg | | | | | .
+one folder of splits | ants/{train,val}/{a,b}/@.jpg | | | | | .
+one folder of classes | images/{banded,braided}/@.jpg | | | | | .
+"""
+
+
+def write_rows(root, images, table, header, row, values, given):
+    """Writes images, and the row of each into the table that its name gives, or into each of `tables`."""
+    tree(root, *images.replace("@", "{0,1,2,3,4,5,6,7,8,9,10,11}").split(" & "))
+    found = sorted(str(path.relative_to(root)) for path in root.rglob("*.*"))
+    lines = {}
+    of_row = values.split() or [""]
+    more = str(given.pop("values2", "")).split() or [""]
+    for number, path in enumerate(found):
+        label = "xy"[number % 2]
+        folder, _, name = path.rpartition("/")
+        stem = name.partition(".")[0]
+        first, _, inner = path.partition("/")
+        words = {
+            "path": path, "name": name, "stem": stem, "folder": first, "inner": inner, "n": number, "label": label,
+            "windows": path.replace("/", "\\"), "folder_windows": folder.replace("/", "\\"), "is_x": number % 2,
+            "is_y": 1 - number % 2, "parent": folder.rpartition("/")[2], "last2": "/".join(path.split("/")[-2:]),
+            "number": re.sub(r"\D", "", stem), "value": of_row[number % len(of_row)],
+            "value2": more[number % len(more)],
+        }  # fmt: skip
+        for one in given.get("tables", "all").split() if table else ():
+            lines.setdefault(table.format(**words, table=one), [header] if header else []).append(row.format(**words))
+    for name, rows in lines.items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text("\n".join(rows) + "\n")
+    given.pop("tables", None)
+
+
+def readings(root):
+    """Each data set: its name, and the options that read it."""
+    for group, rows in (
+        ("tree", TRAINED),
+        ("tree", REFUSED),
+        ("set", test_known_sets.TREES),
+        ("labels", test_labels.ADVISED),
+    ):
+        for name, parts, *_ in cells_of(rows)[1:]:
+            yield (
+                f"{group} {name}",
+                options(tree(root / name.replace(" ", "_") / "R", *parts.split()), dataset="folder"),
+            )
+    for name, (images, tables, _) in test_known_sets.SETS.items():
+        folder = root / f"set {name}" / name.split("-")[0]
+        test_known_sets.write(folder, images, **tables)
+        yield f"set {name}", options(folder)
+    for name, images, table, header, row, *_ in cells_of(test_beside.BESIDE.replace("\\\n", ""))[1:]:
+        folder = root / f"beside {name}".replace("'", "")
+        test_beside.write(folder, test_beside.IMAGES[images])
+        (folder / table).parent.mkdir(exist_ok=True)
+        test_beside.write_table(folder / table, header, row, test_beside.IMAGES[images])
+        yield f"beside {name}", options(folder, dataset="folder")
+    columns = test_tables.COLUMNS | test_tables.UNCLEAR
+    of_splits = {
+        name: test_tables.TWO | {name.replace("_space_", " "): of[0]} for name, of in test_tables.OF_SPLITS.items()
+    }
+    for name, cells in (columns | {f"split {name}": cells for name, cells in of_splits.items()}).items():
+        folder = root / f"table {name}"
+        tree(folder, *test_tables.FILES)
+        pandas.DataFrame(cells).to_csv(folder / "all.csv", index=False)
+        yield f"table {name}", options(folder / "all.csv")
+    for name, table, folders, _ in ([name, *row] for name, row in enumerate(cells_of(test_tables.FOLDERS)[1:])):
+        folder = root / f"folders {name}"
+        tree(folder, "sample/other.png", *(f"{one}/{n}.png" for one in folders.split() for n in range(30)))
+        (folder / table).parent.mkdir(exist_ok=True)
+        pandas.DataFrame({"id": range(30), "label": test_tables.LABELS}).to_csv(folder / table, index=False)
+        yield f"images of {table} beside {folders}", options(folder / table)
+    for name, images, table, header, row, *rest in cells_of(TABLES)[1:]:
+        values, path, more = [*rest, ""][:3]
+        given = parse_value(more or "{}")
+        folder = root / f"case {name}" / "R"
+        write_rows(folder, images, table, header, row, values, given)
+        yield f"case {name}", options(folder / path, **given)
+
+
+def facts_of(root, data):
+    """A line for each split: its rows, those of each class, its folder, the first and the last name, its groups."""
+    try:
+        splits = read_splits(data)
+    except UserError as error:
+        return None, str(error)
+    parts = []
+    for samples, split in zip(splits, ("train", "val", "test"), strict=False):
+        names = samples.class_names
+        if samples.targets.ndim == 1:
+            counts = Counter(names[label] for label in samples.targets)
+        else:
+            counts = dict(zip(names, (samples.targets > 0).sum(0).tolist(), strict=True))
+        of_classes = " ".join(f"{name}={counts[name]}" for name in names)
+        paths = sorted(names_of(samples))
+        place = os.path.relpath(samples.root, root)
+        groups = f", {len({*samples.groups})} groups" if samples.groups else ""
+        parts.append(f"{split} {len(samples)} of {of_classes} in {place}: {paths[0]} - {paths[-1]}{groups}")
+    return "; ".join(parts), " ".join(note.text for note in splits[0].notes if note.kind == "screen")
+
+
+def lines_of(root):
+    for name, data in readings(root):
+        place = root / Path(data.data_path).relative_to(root).parts[0]
+        facts, text = facts_of(place, data)
+        yield f"{name} | {facts or 'asks'}"
+        for given in typed(text, data):
+            changes = {key: getattr(given, key) for key in sorted(given.model_fields_set)}
+            shown = {key: value for key, value in changes.items() if value != getattr(data, key)}
+            option = str(shown).replace(str(place), "DIR")
+            yield f"{name}, {option} | {facts_of(place, given)[0] or 'asks'}"
+
+
+@pytest.mark.slow
+def test_each_tree_and_table_is_read_as_before(tmp_path):
+    lines = [*lines_of(tmp_path)]
+    assert len(lines) > 300
+    if os.environ.get("GOLDEN") == "write":
+        FILE.write_text("\n".join(lines) + "\n")
+    assert lines == FILE.read_text().splitlines()
