@@ -159,7 +159,7 @@ def label(session: EvaluationSession, folder: Path, options: Prediction, logger:
         num_readable = predictions.num_readable
         speed = f"({number / seconds:.1f} images/s)"
         num_bad = number - num_readable
-        logger.info(predictions.table())
+        logger.table(predictions.table())
         logger.info(f"----- {number} images in {seconds:.1f} s {speed}; {num_bad} of {number} have an error")
         for line in predictions.lines:
             logger.info(f"----- {line}")

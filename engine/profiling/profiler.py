@@ -132,7 +132,7 @@ def _write_amp_report(state: TrainState, outputs: RunOutputs, batch: Batch) -> N
     lines, table = report_amp(state, batch)
     atomic_write(outputs.folder / AMP_TABLE, table)
     text = "\n".join(lines)
-    outputs.logger.info(f"----- {text}\nAll ops: {outputs.folder / AMP_TABLE}")
+    outputs.logger.table(f"----- {text}\nAll ops: {outputs.folder / AMP_TABLE}")
 
 
 def _profile_steps(session: Session, outputs: RunOutputs, batches: Iterator[Batch]) -> None:
@@ -203,7 +203,7 @@ def _profile_steps(session: Session, outputs: RunOutputs, batches: Iterator[Batc
             figures.append(f"launch-bound steps: {profile.launch_bound_share:.0%}")
         devices = Devices(context.world_size, device_name(device), state.precision.describe())
         title = f"Profile of {state.config.model.name}, batch size {state.config.data.micro_batch}: {devices}"
-        outputs.logger.info(f"----- {title}\n{', '.join(figures)}\n\n{profile_text(profile)}\n")
+        outputs.logger.table(f"----- {title}\n{', '.join(figures)}\n\n{profile_text(profile)}\n")
         profiler.export_chrome_trace(str(outputs.folder / TRACE))
         outputs.logger.info(f"----- Trace: {outputs.folder / TRACE} (open it in ui.perfetto.dev)")
 

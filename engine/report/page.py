@@ -154,10 +154,11 @@ def _environment() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(Path(__file__).parent / "templates")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_visible
+    )
     environment.filters |= {
         "name": _name,
-        "visible": on_one_line,
         "option": option,
         "to_float": to_float,
         "number": number,
@@ -170,6 +171,11 @@ def _environment() -> "Environment":
         "id": _element_id,
     }
     return environment
+
+
+def _visible(value: object) -> object:
+    """A text of a template on one line; markup is one already."""
+    return on_one_line(value) if type(value) is str else value
 
 
 def _hash(text: str) -> str:

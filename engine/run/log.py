@@ -19,7 +19,7 @@ from tqdm import tqdm
 from engine.run.facts import Fact
 from engine.run.record import LOG, RunRecord
 from utils.distributed import ProcessContext
-from utils.errors import escape_control_characters, shortened
+from utils.errors import escape_control_characters, on_one_line, shortened
 from utils.files import own_file, unshared
 from utils.notes import RANK_LOG, RUN_LOG, Note
 from utils.tables import MAX_COLUMNS
@@ -28,18 +28,23 @@ from utils.tables import MAX_COLUMNS
 _NOTE, _MISLEADS = logging.INFO + 5, logging.WARNING + 5
 _MAX_LINES, _MAX_WARNINGS = 7, 3  # on the screen before the first step, below the recipe: in all, and of them
 _MIN_PATH_CHARS, _MIN_PROBLEM_CHARS = 30, 40  # that are shown
+_TABLE = "is_table"  # an attribute of log records
 _MARK = "----- "  # of lines in the files that are no steps
 _OPTION = re.compile(r"\s-[a-z_]+[ =]")  # to type
 _ADVICE = re.compile(r"; [^;:]*")  # without examples after it
 
 
 class _LineFormatter(logging.Formatter):
-    """Marks warnings. Escapes control characters, for the console and for files, which users print on a terminal."""
+    """Marks warnings. Escapes control characters, for the console and for files, which users print on a terminal.
+
+    A line break in a name of the data is escaped, too, but the ones of `RunLogger.table` are not.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         if record.levelno >= logging.WARNING:
             record.message = f"{_MARK}Warning: {record.message}"
-        return escape_control_characters(super().formatMessage(record))
+        escape = escape_control_characters if hasattr(record, _TABLE) else on_one_line
+        return escape(super().formatMessage(record))
 
 
 class _Console(logging.Handler):
@@ -83,7 +88,7 @@ class _Console(logging.Handler):
             self.show(line, is_cut=self.has_file)
 
     def show(self, line: str, is_cut: bool = True) -> None:
-        tqdm.write(escape_control_characters(_fitted(line) if is_cut else line), file=sys.stdout)
+        tqdm.write(_fitted(line) if is_cut else line, file=sys.stdout)
         sys.stdout.flush()
 
 
@@ -158,7 +163,7 @@ class RunLogger:
         """Logs a line, and prints it at once, cut to the width of the screen."""
         self.log(f"{_MARK}{message}")
         if self._console:
-            self._console.show(message)
+            self._console.show(on_one_line(message))
 
     def begin(self, *lines: str) -> None:
         """Prints the first lines on the screen: of the run, then a few of its notes for the screen and its warnings.
@@ -166,11 +171,15 @@ class RunLogger:
         Without a log file, all of them. Later ones are printed at once.
         """
         if self._console:
-            self._console.begin(lines)
+            self._console.begin([*map(on_one_line, lines)])
 
     def info(self, message: str) -> None:
         """Logs a line, and prints it at once."""
         self._run.info(message)
+
+    def table(self, text: str) -> None:
+        """Logs a text of several lines, and prints it at once."""
+        self._run.info(text, extra={_TABLE: True})
 
     def log(self, message: str) -> None:
         """Logs a line, which is not printed."""
