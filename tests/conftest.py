@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from importlib.metadata import distributions
 from pathlib import Path
 from types import SimpleNamespace
@@ -216,10 +216,18 @@ def nondeterministic_after_test() -> Iterator[None]:
 @pytest.fixture
 def handlers_after_test() -> Iterator[None]:
     """Restores the signal handlers: a process that was interrupted raises no exception on later signals."""
+    with own_handlers():
+        yield
+
+
+@contextmanager
+def own_handlers() -> Iterator[None]:
     handlers = {number: signal.getsignal(number) for number in TERMINATION_SIGNALS}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -484,7 +492,7 @@ def run_here(*argv: str, pictures: bool = False) -> int:
 def _run(command: Command, context: ProcessContext, pictures: bool) -> int:
     from engine.commands.run import run
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, own_handlers():
         if not pictures:
             _skip_pictures(patch)
         return run(command, context)

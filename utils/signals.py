@@ -1,16 +1,14 @@
 """SIGTERM, SIGUSR1 (Slurm's warning), SIGUSR2 (submitit's), SIGINT (Ctrl-C) and SIGHUP (a closed terminal).
 
-Inside `defer_signals` a signal is recorded, and training saves a checkpoint on all ranks at the same step before it
-ends. Outside it, the first signal raises an exception. After the first signal the process ends: later ones are ignored,
-except for a second Ctrl-C, which ends it at once.
+The first signal raises an exception. From its first step on, a training records it in a `PendingSignal`, and all ranks
+end at the same step or batch. Later signals are ignored, except for a second Ctrl-C, which ends the process at once.
 """
 
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -75,19 +73,11 @@ def handle_signals(handler: Callable[[int, FrameType | None], None] | signal.Han
         signal.signal(number, handler)
 
 
-@contextmanager
-def defer_signals(pending: PendingSignal) -> Iterator[None]:
-    """Records signals in `pending` inside the block. The caller must check `pending.number` and end the run.
-
-    If there was a signal, the later ones are recorded after the block, too: the run is being saved and ends.
-    """
-    handlers = {number: signal.signal(number, pending.receive) for number in TERMINATION_SIGNALS}
-    try:
-        yield
-    finally:
-        if not pending.number:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+def end_without_exceptions() -> None:
+    """Makes signals raise no exception: the process has done its work, and Python's exit handlers run."""
+    recorder = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    if not isinstance(recorder, PendingSignal):  # else it knows the first signal
+        handle_signals(PendingSignal().receive)
 
 
 def signal_name(number: int) -> str:

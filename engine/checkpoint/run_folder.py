@@ -3,6 +3,7 @@ recognized, locked by one run at a time and seen by all hosts; its options files
 """
 
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ WEIGHTS = ("model", AVERAGE)  # the entries whose values must be finite
 FILE = ".pth"
 LAST, PREVIOUS, BEST = "last.pth", "previous.pth", "best.pth"
 _EPOCH = "epoch-"  # begins the names of periodic checkpoints
+_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # of `temporary_path`
 HELD_OUT_FILE = "held_out.json"
 
 
@@ -48,20 +50,32 @@ def modified_time(path: Path) -> int:
         return 0
 
 
-def remove_temporary(folder: Path) -> None:
-    """Removes the temporary files of a killed run, on any host: these names are written under the lock only."""
-    for name in (LAST, PREVIOUS, BEST, f"{_EPOCH}*{FILE}"):
-        for file in folder.glob(f".{name}*.tmp"):
-            file.unlink(missing_ok=True)
+def remove_temporary(folder: Path, below: bool = True) -> None:
+    """Removes the temporary files of a killed process, on any host. The caller has locked the folder.
+
+    Weights of other names, such as an average, are written without the lock. Runs below the folder keep their files.
+    below: also in its folders.
+    """
+    own = tuple(f".{name}" for name in (LAST, PREVIOUS, BEST, _EPOCH))
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if below and not Path(place, name, STATUS).exists()]
+        for name in names:
+            if _TEMPORARY.fullmatch(name) and (FILE not in name or name.startswith(own)):
+                Path(place, name).unlink(missing_ok=True)
 
 
 def link_copies(last: Path, is_best: bool, periodic_name: str | None, keep: int) -> None:
-    """Links the checkpoint `last` as the best one and as a periodic one; keeps the `keep` newest periodic ones."""
+    """Links the checkpoint `last` as the best one and as a periodic one; keeps `keep` periodic ones.
+
+    They are this one and those of the last epochs: copying and a clock that goes back change the times of files.
+    """
     if is_best:
         link_or_copy(last, last.with_name(BEST))
     if periodic_name and keep:
-        link_or_copy(last, last.with_stem(periodic_name))
-        for path in sorted(_periodic(last.parent), key=modified_time, reverse=True)[keep:]:
+        newest = last.with_stem(periodic_name)
+        link_or_copy(last, newest)
+        others = [path for path in _periodic(last.parent) if path != newest]
+        for path in others[keep - 1 :]:
             path.unlink(missing_ok=True)
 
 

@@ -12,7 +12,7 @@ from datasets.batch import Batch
 from datasets.loading.loader import BadImageList, build_eval_loader
 from datasets.loading.sampler import Key
 from datasets.sources.class_names import names_of_labels
-from engine.checkpoint.run_folder import check_writable, lock_run_folder
+from engine.checkpoint.run_folder import check_writable, lock_run_folder, remove_temporary
 from engine.evaluation.files import EXPLANATIONS, EvaluationFiles, write_maps
 from engine.evaluation.images import write_images
 from engine.evaluation.mean import write_measured
@@ -119,6 +119,8 @@ def predict(command: Command, context: ProcessContext) -> int:
     if options.explain:
         check_shared(folder, context)  # each rank writes the maps of its images
     with lock_run_folder(folder) if context.is_main else nullcontext():
+        if context.is_main:
+            remove_temporary(folder, below=False)
         logger.begin(*session.lines)
         if options.embeds:
             embed(session, folder, options.path is None, logger)

@@ -24,6 +24,7 @@ from engine.training.probe_run import run_probe, solve_new_head
 from engine.training.session import build_session
 from engine.training.trainer import Trainer
 from utils.distributed import ProcessContext, call_on_main
+from utils.signals import handle_signals
 
 
 def train(command: Command, context: ProcessContext) -> int:
@@ -47,6 +48,7 @@ def train(command: Command, context: ProcessContext) -> int:
         outputs = open_outputs(command, session, logger, locks)
         locks.callback(outputs.reporter.close)  # if training fails
         trainer = Trainer(session, outputs)
+        handle_signals(trainer.trigger.signals.receive)  # from here on all ranks end together
         if plan.config.model.solves_head:
             run_probe(trainer)
         else:

@@ -117,7 +117,7 @@ def solve_head(task: ProbeTask) -> Solved:
 
 
 def evaluate_test_images(
-    config: Config, built: EvalModel, samples: Samples, bad_images: BadImageList
+    config: Config, built: EvalModel, samples: Samples, bad_images: BadImageList, after_batch: AfterBatch
 ) -> tuple[Metrics, SampleResults | None]:
     """As `Evaluator.evaluate`, from features that other folds have computed; a collective call.
 
@@ -125,7 +125,7 @@ def evaluate_test_images(
     """
     model = FeatureModel(built.compute, config.model.name)
     evaluator = built.evaluator
-    file = Extraction(config, samples, evaluator, model, bad_images).once("test")
+    file = Extraction(config, samples, evaluator, model, bad_images, after_batch).once("test")
     results = call_on_main(
         lambda: evaluator.results_of_features(model.heads[0], samples, *file) if file else None, evaluator.context
     )

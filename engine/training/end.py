@@ -33,12 +33,14 @@ def finish_run(command: Command, trainer: Trainer) -> int:
     """Evaluates the best checkpoint, records the result and logs it; returns the exit status. A collective call."""
     position, record, best = trainer.position, trainer.record, trainer.position.best
     _record_training(trainer)
-    if position.has_ended and best:
-        try:
+    try:
+        if position.has_ended and best:
             record.set_result(test=_evaluate_best(trainer, best["epoch"]))
-            trainer.baseline.record(is_end=True)
-        except Interrupted as signal:
-            trainer.interrupted = signal
+        trainer.check_signals()  # the last time: what follows ends by itself
+    except Interrupted as signal:
+        trainer.interrupted = signal
+    if position.has_ended and not trainer.interrupted:
+        trainer.baseline.record(is_end=True)
     if not trainer.interrupted:
         trainer.write_images(trainer.outputs.folder / LAST)  # with the images of later epochs, and of the test
     if baseline := trainer.baseline.result:
@@ -117,7 +119,8 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
     built = build_eval_model(best, context)
     if not is_written:
         trainer.logger.log(f"----- Evaluation of {BEST}, epoch {epoch}, for {outputs.evaluation.folder}")
-        metrics, results = built.evaluator.evaluate(built.compute, trainer.session.val_batches)
+        batches = trainer.session.val_batches
+        metrics, results = built.evaluator.evaluate(built.compute, batches, trainer.after_last_eval_batch)
         evaluated = Evaluated(built.compute, metrics, results, epoch)
         call_on_main(lambda: trainer.report.update(evaluated, now=True), context)
     return None if test is None else with_old_names(_evaluate_test(trainer, built, test, epoch))
@@ -134,10 +137,10 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int
     started = time.perf_counter()
     try:
         if config.model.solves_head:
-            metrics, results = evaluate_test_images(config, built, test, bad_images)
+            metrics, results = evaluate_test_images(config, built, test, bad_images, trainer.after_last_eval_batch)
         else:
             batches = build_eval_loader(config.data, test, trainer.context, config.timeout_seconds, bad_images)
-            metrics, results = built.evaluator.evaluate(built.compute, batches)
+            metrics, results = built.evaluator.evaluate(built.compute, batches, trainer.after_last_eval_batch)
     except UserError as error:
         if trainer.context.world_size > 1 and not error.is_shared:  # the other ranks wait for this one
             raise

@@ -36,8 +36,8 @@ FAIL = 100  # a request of the main process, above all others: to save, and to r
 class SaveTrigger:
     """Decides after every step and every evaluation batch whether to save: after steps, after minutes, on signals.
 
-    `signals` receives the signals of this process (see `utils.signals.defer_signals`). The ranks exchange their
-    requests (`RankExchange`), so that all have the same answer.
+    `signals` receives the signals of this process. The ranks exchange their requests (`RankExchange`), so that all have
+    the same answer.
     """
 
     def __init__(self, is_main: bool, every_steps: int | None, every_minutes: float | None) -> None:
@@ -57,19 +57,24 @@ class SaveTrigger:
         is_time = time.monotonic() >= self._next_save
         if is_time:
             self._next_save = math.inf  # requests once
-        if self.signals.number:
-            return _SAVE + self.signals.number
-        return _SAVE if is_time else 0
+        return self.signal_request() or (_SAVE if is_time else 0)
+
+    def signal_request(self) -> int:
+        """The request of the signal that this process has received; 0: none."""
+        return self.signals.number and _SAVE + self.signals.number
+
+    def raise_signal(self, request: int) -> None:
+        """Raises Interrupted: any rank received a signal. request: the greatest of all ranks."""
+        if _SAVE < request < FAIL:
+            self.signals.note(request - _SAVE)
+            raise Interrupted(request - _SAVE)
 
     def is_due(self, request: int, steps_done: int | None) -> bool:
         """Returns whether to save now. Without `steps_done` (in an evaluation) only the timer counts.
 
-        request: the greatest of all ranks.
-        Raises Interrupted: any rank received a signal: save, then exit.
+        request: the greatest of all ranks. Raises Interrupted, as `raise_signal`: save, then exit.
         """
-        if request > _SAVE:
-            self.signals.note(request - _SAVE)
-            raise Interrupted(request - _SAVE)
+        self.raise_signal(request)
         is_step = steps_done is not None and steps_done % self.every_steps == 0
         return is_step or request == _SAVE
 

@@ -35,10 +35,10 @@ from engine.training.session import Session
 from engine.training.snapshot import FAIL, PeftFolder, SaveTrigger, take_snapshot
 from engine.training.step import NonFiniteGradients, train_steps
 from engine.training.train_batch import TrainBatch
-from utils.distributed import RankExchange, broadcast_object, call_on_main
+from utils.distributed import RankExchange, broadcast_object, call_on_main, gather_objects
 from utils.errors import UserError
 from utils.notes import Note
-from utils.signals import Interrupted, defer_signals
+from utils.signals import Interrupted
 from utils.threads import DaemonPool
 
 _ENDLESS = 10**6  # epochs, of a run that plans again
@@ -151,21 +151,20 @@ class Trainer:
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """Opens the tables. A signal ends the body after a step, and the run is saved."""
+        """Opens the tables. A signal ends the body after a step or a batch, and the run is saved."""
         self.reporter.start(self.progress.epoch, self.progress.step)
-        with defer_signals(self.trigger.signals):
-            if self.position.best_is_unsaved:
-                self._save(is_best=True)
-            try:
-                yield
-            except Interrupted as signal:
-                self.interrupted = signal
-                self._save()
-            except UserError:
-                with suppress(UserError):
-                    self.wait_until_saved()
-                raise
-            self.wait_until_saved()
+        if self.position.best_is_unsaved:
+            self._save(is_best=True)
+        try:
+            yield
+        except Interrupted as signal:
+            self.interrupted = signal
+            self._save()
+        except UserError:
+            with suppress(UserError):
+                self.wait_until_saved()
+            raise
+        self.wait_until_saved()
 
     def use_solved(self, solved: Solved) -> None:
         """The next evaluation takes its results from the features of this head."""
@@ -270,6 +269,15 @@ class Trainer:
     def after_eval_batch(self, *_: object) -> None:
         """A run resumed from a checkpoint that is saved here repeats the evaluation."""
         self._save_if_due()
+
+    def after_last_eval_batch(self, *_: object) -> None:
+        """Saves nothing: the training has ended, and its weights are freed. Raises Interrupted on all ranks."""
+        request, _seconds = self.exchange.swap(self.trigger.signal_request())
+        self.trigger.raise_signal(request)
+
+    def check_signals(self) -> None:
+        """Raises Interrupted on all ranks: one has received a signal. A collective call."""
+        self.trigger.raise_signal(max(gather_objects(self.trigger.signal_request(), self.context)))
 
     def _save_if_due(self, steps_done: int | None = None, seconds: tuple[float, float] | None = None) -> None:
         """Exchanges the request to save and, after a step, its `seconds` with the other ranks.

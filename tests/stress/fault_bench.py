@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from faults.catalogue import all_faults
+from faults.kills import kill_faults
 from faults.processes import SINGLE, finish
 from faults.runner import run_fault
 from faults.scene import Scene
@@ -21,6 +22,7 @@ from rank_pool import reset_signals
 _SLOW = (  # ten seconds or more on two cores
     "tar cache: two ranks", "tar cache: ranks killed in a download", "rank 1 stopped",
     "output: not shared", "torchrun restarts",
+    *(fault.name for fault in kill_faults()),
 )  # fmt: skip
 _FAULTS = [
     pytest.param(fault, id=fault.name, marks=[pytest.mark.slow] * (fault.name in _SLOW)) for fault in all_faults()

@@ -100,12 +100,15 @@ def test_a_number_is_no_formula(text):
 
 def test_the_files_of_a_killed_writer_are_removed_and_those_of_others_stay(tmp_path):
     """The names are of another host, so that no two processes write one temporary file."""
-    left = [".last.pth.node1.7.tmp", ".previous.pth.node1.7.tmp", ".best.pth.tmp", ".epoch-003.pth.node1.7.tmp"]
-    others = [".average.pth.node1.8.tmp", ".status.json.node1.8.tmp", "last.pth"]
+    left = [".last.pth.node1.7.tmp", ".previous.pth.node1.7.tmp", ".best.pth.node1.7.tmp", ".epoch-003.pth.node1.7.tmp"]
+    left += [".run.json.node1.7.tmp", ".status.json.node1.7.tmp", "evaluation/.summary.json.node1.7.tmp"]
+    others = [".average.pth.node1.8.tmp", "last.pth", "eval-vit/status.json", "eval-vit/.run.json.node1.7.tmp"]
     for name in (*left, *others):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     remove_temporary(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
+    files = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert sorted(str(path.relative_to(tmp_path)) for path in files) == sorted(others)
     name = temporary_path(tmp_path / "last.pth").name
     assert socket.gethostname() in name
     assert f".{os.getpid()}." in name

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from utils.signals import Interrupted, PendingSignal, defer_signals, raise_on_signals
+from utils.signals import Interrupted, PendingSignal, end_without_exceptions, handle_signals, raise_on_signals
 from utils.threads import DaemonPool
 
 pytestmark = pytest.mark.usefixtures("handlers_after_test")
@@ -24,28 +24,37 @@ def test_only_the_first_signal_raises_an_exception():
 
 
 @pytest.mark.parametrize("is_own", [True, False])
-def test_signals_after_a_deferred_one_raise_no_exception(is_own):
+def test_signals_after_a_recorded_one_raise_no_exception(is_own):
     """Also on a rank that learns of the signal from another rank."""
     raise_on_signals()
     pending = PendingSignal()
     told = []
     pending.on_first = told.append
-    with defer_signals(pending):
-        if is_own:
-            os.kill(os.getpid(), signal.SIGTERM)
-        else:
-            pending.note(signal.SIGTERM)
+    handle_signals(pending.receive)
+    if is_own:
+        os.kill(os.getpid(), signal.SIGTERM)
+    else:
+        pending.note(signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGUSR1)
     assert pending.number == signal.SIGTERM
     assert told == ["SIGTERM"]
 
 
-def test_signals_after_a_block_without_one_raise_an_exception():
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_no_signal_interrupts_the_exit_but_a_second_ctrl_c(is_recorded, monkeypatch):
+    """The first one may have come before: the recorder of a training stays."""
+    exits = []
+    monkeypatch.setattr("utils.signals.os._exit", exits.append)
+    monkeypatch.setattr("utils.signals._DUPLICATE_SECONDS", 0.0)
     raise_on_signals()
-    with defer_signals(PendingSignal()):
-        pass
-    with pytest.raises(Interrupted):
+    if is_recorded:
+        handle_signals(PendingSignal().receive)
         os.kill(os.getpid(), signal.SIGTERM)
+    end_without_exceptions()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert exits == [130] * is_recorded
+    os.kill(os.getpid(), signal.SIGINT)
+    assert exits[-1:] == [130]
 
 
 def threads() -> set[threading.Thread]:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from utils.errors import Findings, Unavailable, UserError, print_escaped, print_resume, to_single_line
 from utils.notes import record_run_end
 from utils.processes.launch import has_launcher, rank_of_process
-from utils.signals import Interrupted, raise_on_signals
+from utils.signals import Interrupted, end_without_exceptions, raise_on_signals
 
 
 def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> int:
@@ -26,8 +26,25 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without UTF-8; the default of stderr
     try:
+        status = _report_user_error(main, argv)
+        end_without_exceptions()
+        return status
+    except Interrupted as signal:
+        record_run_end("interrupted", signal.status, signal=str(signal))
+        if rank_of_process() == 0 and not has_launcher():
+            print(f"interrupted by {signal}", file=sys.stderr, flush=True)
+        return signal.status
+    except Exception as error:
+        if not isinstance(error, UserError):  # which has been reported
+            print_resume(record_run_end("failed", message=to_single_line(f"{type(error).__name__}: {error}")))
+        raise
+
+
+def _report_user_error(main: Callable[[list[str]], int], argv: list[str]) -> int:
+    try:
         return _run_in_limited_memory(main, argv)
     except UserError as error:
+        end_without_exceptions()
         message = str(error) if isinstance(error, Findings) else to_single_line(str(error))
         resume = record_run_end("failed", error.status, message=message)
         if {"-debug", "--debug"} & {*argv}:
@@ -36,14 +53,6 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
             print_escaped(f"error: {message}", sys.stderr)
             print_resume(resume)
         return error.status
-    except Interrupted as signal:
-        record_run_end("interrupted", signal.status, signal=str(signal))
-        if rank_of_process() == 0 and not has_launcher():
-            print(f"interrupted by {signal}", file=sys.stderr, flush=True)
-        return signal.status
-    except Exception as error:
-        print_resume(record_run_end("failed", message=to_single_line(f"{type(error).__name__}: {error}")))
-        raise
 
 
 def run_script(main: Callable[[list[str]], int]) -> NoReturn:

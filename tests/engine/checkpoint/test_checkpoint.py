@@ -68,6 +68,17 @@ def test_last_previous_best_and_newest_are_kept(tmp_path, monkeypatch, in_backgr
     assert epochs(tmp_path) == {f"{name}.pth": epoch for name, epoch in (names | {"last": 6}).items()}
 
 
+def test_periodic_checkpoints_are_kept_by_epoch_and_the_new_one_always(tmp_path):
+    """The clock of the machine goes back; a run that is resumed from an earlier epoch finds later ones."""
+    writer = new_writer(tmp_path)
+    for epoch in (1, 2, 3):
+        save(writer, epoch, is_best=False)
+        os.utime(tmp_path / f"epoch-00{epoch}.pth", (2e9 - epoch, 2e9 - epoch))
+    assert {*epochs(tmp_path)} == {"last.pth", "previous.pth", "epoch-002.pth", "epoch-003.pth"}
+    save(writer, 1, is_best=False)
+    assert {*epochs(tmp_path)} == {"last.pth", "previous.pth", "epoch-001.pth", "epoch-003.pth"}
+
+
 def test_weights_that_are_not_finite_are_not_written(tmp_path):
     """A running variance may become infinite while losses and gradients are finite."""
     writer = new_writer(tmp_path)

@@ -13,6 +13,7 @@ from conftest import (
     SMALL_BATCHES,
     TINY_VIT,
     assert_same_run,
+    assert_same_state,
     noise_folder,
     only_run,
     run_here,
@@ -25,10 +26,11 @@ from conftest import (
 from datasets.decoding.images import BadImage
 from engine.checkpoint.files import LARGE, load_checkpoint
 from engine.run.record import read_run
+from engine.run.reporter import Reporter
 from engine.training.trainer import Trainer
 from utils.files import read_json, tensors_in
 from utils.notes import STATUS
-from utils.signals import PendingSignal, defer_signals
+from utils.signals import PendingSignal, handle_signals
 
 pytestmark = pytest.mark.usefixtures("handlers_after_test")
 # All random operations: dropout, stochastic depth, mixup, CutMix, crops, flips, affine maps.
@@ -146,17 +148,17 @@ OPTIONS = [
 ]  # fmt: skip
 
 
-def interrupt(monkeypatch, method: str, count: int, number: int):
-    """Sends signal `number` at call `count` of the Trainer method `method`."""
+def interrupt(monkeypatch, method: str, count: int, number: int, owner: type = Trainer):
+    """Sends signal `number` at call `count` of the method of `owner`."""
     calls = iter(range(1, 10**6))
-    original = getattr(Trainer, method)
+    original = getattr(owner, method)
 
     def with_signal(self, *arguments):
         if next(calls) == count:
             os.kill(os.getpid(), number)
         original(self, *arguments)
 
-    monkeypatch.setattr(Trainer, method, with_signal)
+    monkeypatch.setattr(owner, method, with_signal)
 
 
 def test_a_checkpoint_is_mapped_and_closed_before_the_first_step(digits_argv, monkeypatch):
@@ -219,6 +221,26 @@ def test_interrupted_run_resumes_bit_for_bit(
     assert_same_run(interrupted, uninterrupted)
 
 
+@pytest.mark.parametrize(
+    "owner, method, status, state",
+    [(Trainer, "after_last_eval_batch", 143, "interrupted"), (Reporter, "finish", 0, "finished")],
+)
+def test_a_signal_ends_the_last_evaluation_and_a_later_one_changes_nothing(
+    digits_argv, tmp_path, monkeypatch, uninterrupted, owner, method, status, state
+):
+    """Neither saves, though it is due: the weights are freed by then."""
+    argv = [*digits_argv, *OPTIONS, "SAVE_FREQ_MINUTES=1e-9"]
+    with monkeypatch.context() as patch:
+        interrupt(patch, method, 1, signal.SIGTERM, owner)
+        assert run_here(*argv) == status
+    folder = only_run(tmp_path / "out")
+    assert read_run(folder)["state"] == state
+    assert_same_state(states(folder), states(uninterrupted))
+    train([f"-resume={folder}"])
+    assert read_run(folder)["state"] == "finished"
+    assert_same_run(folder, uninterrupted)
+
+
 @pytest.mark.parametrize("more, count", [([], 2), slow(["VALIDATE_FREQ=2"], 1)])
 def test_a_validation_that_fails_costs_no_epoch(digits_argv, trained_digits, tmp_path, monkeypatch, more, count):
     argv = [*digits_argv, *OPTIONS, *more]
@@ -248,20 +270,20 @@ def test_a_step_that_ends_an_epoch_replaces_no_earlier_checkpoint(digits_argv):
     assert (last["epoch"], previous["epoch"], previous["done_steps"]) == (2, 1, 0)
 
 
-def test_only_a_later_ctrl_c_exits_immediately(monkeypatch):
+def test_only_a_later_ctrl_c_exits_immediately(monkeypatch, handlers_after_test):
     exit_codes = []
     monkeypatch.setattr("utils.signals.os._exit", exit_codes.append)
     pending = PendingSignal()
-    with defer_signals(pending):
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGINT)  # forwarded by a launcher
-        assert pending.number == signal.SIGTERM
-        assert not exit_codes
-        monkeypatch.setattr("utils.signals._DUPLICATE_SECONDS", 0.0)
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert not exit_codes
-        os.kill(os.getpid(), signal.SIGINT)
+    handle_signals(pending.receive)
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)  # forwarded by a launcher
+    assert pending.number == signal.SIGTERM
+    assert not exit_codes
+    monkeypatch.setattr("utils.signals._DUPLICATE_SECONDS", 0.0)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert not exit_codes
+    os.kill(os.getpid(), signal.SIGINT)
     assert exit_codes == [130]
 
 

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from conftest import (
     config_for,
     log_of,
     noise_folder,
-    only_run,
     read_result,
     refused,
     rows,
@@ -32,7 +30,6 @@ from engine.run.record import read_run
 from utils.files import read_json, tensor_bytes
 from utils.metric_table import METRICS
 from utils.notes import STATUS
-from utils.signals import Interrupted
 
 # EVAL.BEST_METRIC
 
@@ -139,18 +136,6 @@ def test_a_resumed_run_counts_from_the_best_epoch(argv, stop):
 
 
 # The evaluation files and the page
-
-
-def test_a_signal_in_the_last_evaluation_is_an_interruption_of_a_complete_training(digits_argv, monkeypatch, tmp_path):
-    def fail(*arguments):
-        raise Interrupted(signal.SIGTERM)
-
-    monkeypatch.setattr("engine.training.end._evaluate_best", fail)
-    assert run_here(*digits_argv, "TRAIN.NUM_EPOCHS=1") == 128 + signal.SIGTERM
-    folder = only_run(tmp_path / "out")
-    assert read_result(folder)["finished"]
-    assert states(folder)["epoch"] == 1
-    assert read_run(folder)["state"] == "interrupted"
 
 
 # The size of a checkpoint

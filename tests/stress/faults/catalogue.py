@@ -8,6 +8,7 @@ import shutil
 import signal
 
 from faults import runs
+from faults.kills import kill_faults, quick_kill_faults
 from faults.processes import MULTI
 from faults.runner import Fault
 from faults.scene import Scene, given, in_namespace, require_mounts
@@ -59,6 +60,7 @@ def _sharded_faults() -> list[Fault]:
 _SUBJECTS = (
     _input_faults, tar_faults, _resume_faults, _sharded_faults,
     runs.output_faults, runs.signal_faults, runs.rank_faults, runs.worker_faults,
+    quick_kill_faults, kill_faults,
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from faults.scene import Scene
@@ -35,12 +35,19 @@ class Running:
         Raises:
             TimeoutError: the log does not contain it in time.
         """
+        logs = self.scene.output
+        self.wait_until(
+            lambda: any(text in log.read_text() for log in logs.glob("*/log.txt")), f"the log has no {text}"
+        )
+
+    def wait_until(self, condition: Callable[[], bool], problem: str) -> None:
+        """Raises TimeoutError with the problem: the condition has not become true in time."""
         deadline = time.monotonic() + HANG_SECONDS
         while time.monotonic() < deadline and self.process.poll() is None:
-            if any(text in log.read_text() for log in self.scene.output.glob("*/log.txt")):
+            if condition():
                 return
             time.sleep(0.05)
-        raise TimeoutError(f"the log never contained {text}")
+        raise TimeoutError(problem)
 
     def send(self, number: int, *processes: int) -> None:
         """Sends a signal to the given processes, or to the main process."""

@@ -30,6 +30,7 @@ class Fault:
     state: expected in the status.json of the newest run.
     shell: a shell command that starts the script; `{}` in it stands for the script's command.
     check: looks for further problems after the processes have ended.
+    may_leave_temporary: files, until the next start.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Fault:
     environment: dict[str, str] = field(default_factory=dict)
     shell: str | None = None
     check: Callable[[Scene], list[str]] | None = None
+    may_leave_temporary: bool = False
 
 
 def finished(name: str, provoke: Provoke, **more: Any) -> Fault:
@@ -78,8 +80,12 @@ def _run(fault: Fault, scene: Scene) -> tuple[list[str], str]:
         problems.append(f"status {status}: {' '.join(printed.strip().splitlines()[-1:])[:200]}")
     if state != fault.state:
         problems.append(f"state {state}")
-    problems += [*_problems_of_text(fault, printed, errors), *_problems_of_files(scene)]
-    problems += fault.check(scene) if fault.check else []
+    problems += [*_problems_of_text(fault, printed, errors), *_problems_of_files(fault, scene)]
+    if fault.check and not problems:
+        try:
+            problems += fault.check(scene)
+        except (AssertionError, UserError) as error:
+            problems.append(str(error))
     return problems, ", ".join([f"status {status}", *([f"state {state}"] if state else []), *errors[:1]])
 
 
@@ -96,8 +102,8 @@ def _problems_of_text(fault: Fault, printed: str, errors: list[str]) -> Iterator
         yield "an error line that is too long or has control characters"
 
 
-def _problems_of_files(scene: Scene) -> Iterator[str]:
-    for path in scene.folder.rglob("*.tmp"):
+def _problems_of_files(fault: Fault, scene: Scene) -> Iterator[str]:
+    for path in () if fault.may_leave_temporary else scene.folder.rglob("*.tmp"):
         yield f"a temporary file is left: {path.name}"
     for folder in {path.parent for path in scene.output.glob("*/*.pth")}:
         if not any(_is_good(folder / name) for name in (LAST, PREVIOUS)):
