@@ -204,16 +204,26 @@ def unlabelled(path: str, data: Data, trained_root: str | None = None) -> Sample
     list.
     """
     file = Path(path)
+    if not os.path.exists(path):
+        raise _missing(path)
     if recognize_table(data.changed(data_path=path)) == "parquet":
         require(path, "pyarrow")
         return Parquet(Wanted(data.changed(data_path=path, columns=None))).read_unlabelled()
     if os.path.isdir(path):
         return read_images(file)
-    if not os.path.exists(path):
-        raise Unavailable(
-            f"{path}: no such file or folder{name_like(file)}; give an image, a folder of images or a list"
-        )
     refuse_other_files(path)
     if file.suffix.lower() not in TABLE_SUFFIXES:
         return ImageFiles(file.parent, ["0"], listing_arrays(StringPacker([file.name])), has_class_names=False)
     return read_unlabelled_list(file, data, trained_root)
+
+
+def _missing(path: str) -> UserError:
+    scheme, is_url, place = path.partition("://")
+    if is_url and scheme.lower() == "file":
+        return UserError(f"{path}: is a URL; give its path, {place}")
+    if is_url:
+        return UserError(f"{path}: is a URL; download it, and give the file, or the folder of the images")
+    if set("*?") & set(path):
+        return UserError(f"{path}: is a pattern; give the folder, or a .txt file with a path in each line")
+    hint = name_like(Path(path))
+    return Unavailable(f"{path}: no such file or folder{hint}; give an image, a folder of images or a list")

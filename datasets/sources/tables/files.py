@@ -32,6 +32,7 @@ LABEL_DIGITS = 6  # a longer label is a typing error, and would create as many c
 FOLDERS = "the first folders of the paths"  # in place of a column of splits
 _SEPARATORS = ",;\t|"  # spreadsheets write semicolons where the comma is the decimal sign
 _INVISIBLE = " \u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # of web pages and spreadsheets
+_COMMENT = re.compile(r"#(?!\S+\.\w+( +\d+)?$)")
 _LABELLED = re.compile(r"(.*\S)\s+([0-9]+(?:\.0*)?)")  # a line of a list
 Cells = dict[str, str]  # the text in each column of a row
 Lines = Iterator[tuple[int, Cells]]  # the number of a line, and its row
@@ -241,7 +242,10 @@ class JsonLines(Table):
 
 
 class TextList(Table):
-    """PaddleViT's lists: a path, which may contain spaces, white space, and a class number, which may lack."""
+    """PaddleViT's lists: a path, which may contain spaces, white space, and a class number, which may lack.
+
+    A line that begins with # is a comment, but for a name without spaces, such as #1.png.
+    """
 
     label_kind = "number"
     layout = Layout("path", ("label",))
@@ -251,6 +255,8 @@ class TextList(Table):
 
     def __iter__(self) -> Lines:
         for number, line in enumerate(map(str.strip, read_lines(self.file)), 1):
+            if _COMMENT.match(line):
+                continue
             labelled = _LABELLED.fullmatch(line)
             if labelled:
                 yield number, {"path": labelled[1], "label": labelled[2]}

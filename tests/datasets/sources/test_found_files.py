@@ -214,6 +214,13 @@ def test_images_without_labels(tmp_path):
     assert listed.listed_name(5) == "a.jpg"
 
 
+def test_comments_of_a_list_are_no_images(tmp_path):
+    lines = ["# mine", "#", "#a comment", "# a.jpg 3", "#1.jpg", "#2.jpg 4", "b #3.jpg"]
+    (tmp_path / "list.txt").write_text("\n".join(lines))
+    listed = unlabelled(str(tmp_path / "list.txt"), Data())
+    assert [listed.listed_name(index) for index in range(len(listed))] == ["#1.jpg", "#2.jpg", "b #3.jpg"]
+
+
 def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
     write_classes(tmp_path, cat=2, dog=2)
     scandir = os.scandir

@@ -110,6 +110,12 @@ def test_folders_to_predict(tmp_path):
     (tmp_path / "folder/sub/a.txt").touch()
     assert "folder: contains no images" in line_of(unlabelled, str(tmp_path / "folder"), Data())
     assert "missing: no such file or folder" in line_of(unlabelled, str(tmp_path / "missing"), Data())
+    for path, fix in (
+        ("https://example.org/a.csv", "is a URL; download it"),
+        (f"file://{tmp_path}/folder", f"is a URL; give its path, {tmp_path}/folder"),
+        (f"{tmp_path}/folder/*.png", "is a pattern; give the folder"),
+    ):
+        assert fix in line_of(unlabelled, path, Data())
 
 
 def test_class_folders_have_no_other_root_of_images(tmp_path, cpu):
