@@ -39,9 +39,9 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
 
     def recognize() -> tuple[str, str | None]:
         if "://" in data.data_path:
-            raise UserError(
-                f"{data.data_path}: is a URL, which only -dataset=tar reads; download it, and give a folder"
-            )
+            has_shards = re.search(r"^(s3|gs)://|\.tar\b", data.data_path)
+            fix = "add it" if has_shards else "download it, and give a folder"
+            raise UserError(f"{data.data_path}: is a URL, which only -dataset=tar reads; {fix}")
         refuse_other_files(data.data_path)
         found = recognize_table(data) or _recognize_folders(data)
         return found, data.groups or (found == "csv" and package_groups(data)) or None

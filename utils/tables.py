@@ -113,6 +113,18 @@ def wrap_parts(parts: Iterable[str]) -> list[str]:
     return lines
 
 
+def format_bytes(number: float) -> str:
+    """At least two digits: '1.5 kB', '42 MB', '1,200 GB'."""
+    number /= 1000
+    unit = "kB"
+    for larger in ("MB", "GB"):
+        if number >= 999.5:
+            number /= 1000
+            unit = larger
+    digits = 1 if number < 9.95 else 0
+    return f"{number:,.{digits}f} {unit}"
+
+
 def format_duration(seconds: float) -> str:
     """The two largest units: '4.2s', '42s', '7m23s', '10h03m', '12d03h'."""
     if seconds < 9.95:

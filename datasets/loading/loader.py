@@ -41,7 +41,7 @@ from utils.distributed import ProcessContext, gather_objects
 from utils.errors import Unavailable, UserError, to_single_line
 from utils.files import own_file, unshared
 from utils.notes import RANK_LOG, RUN_LOG, Note
-from utils.tables import read_rows, safe_cell
+from utils.tables import format_bytes, read_rows, safe_cell
 from utils.torch_compat import tree_map_only
 
 warnings.filterwarnings("ignore", message="This DataLoader will create")  # the log compares workers and cores
@@ -213,9 +213,10 @@ class Loader:
                     loader._reader.slots = ImageSlots(loader._slots_shape)
         except RuntimeError as error:
             needed = self._local_ranks * sum(math.prod(loader._slots_shape) for loader in loaders)
+            size = format_bytes(needed)
             fix = f"docker run --shm-size={math.ceil(1 + 1.1 * needed / 2**30)}g"
             raise Unavailable(
-                f"shared memory is full: batches need {needed / 1e9:.2f} GB in /dev/shm ({error}); enlarge it ({fix}), "
+                f"shared memory is full: batches need {size} in /dev/shm ({error}); enlarge it ({fix}), "
                 "lower -num_workers or -batch_size, or use no workers: -num_workers=0"
             ) from error
 
@@ -391,7 +392,7 @@ def _make_cache(files: Sequence[ImageFiles], data: Data) -> tuple[ImageCache | N
     """A cache for as many images as fit, with auto for all of them or none; and a text for the log."""
     needed = sum(_estimate_bytes(one, data.image_channels) for one in files)
     limit = int(limit_bytes())
-    sizes = f"about {needed / 1e9:.3g} GB, and {limit / 1e9:.3g} GB are {SHARE:.0%} of the free host memory"
+    sizes = f"about {format_bytes(needed)}, and {format_bytes(limit)} are {SHARE:.0%} of the free host memory"
     if needed > limit and data.cache == AUTO:
         return None, f"images are not kept in memory: they need {sizes}"
     images = sum(map(len, files))

@@ -103,9 +103,10 @@ _CONNECT_SECONDS, _READ_SECONDS = 10.0, 30.0  # at most
 _COALESCE_BYTES = 1 << 17  # gap of two ranges in one request: a connection reads it in about one latency
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "GOOGLE_BASE_URL")
 _REFUSED = "non-2xx status code: "  # and the status
-_HEAD_REFUSED = re.compile(r"non-2xx status code: (403|405|501)")  # a signed address, for one, may allow GET only
+# A signed address, for one, may allow GET only; and the answer to a HEAD has no body with the code of an error.
+_HEAD_REFUSED = re.compile(r"non-2xx status code: (400|403|404|405|501)")
 _BEYOND_END = re.compile(r"Wanted range starting at|non-2xx status code: 416")
-_PASSING_STATUS = re.compile("5|408|425|429")  # these: too slow, too early, too many requests
+_PASSING_STATUS = re.compile("5(?!01|05)|408|425|429")  # too slow, too early, too many requests; not: unknown method
 _CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
@@ -116,11 +117,31 @@ _METADATA_SECONDS = 15.0
 _WHOLE_FILES = Problem(
     "the server sends whole files only", "set DATA.CACHE_GB, which downloads them", error=RangesNotSupported
 )
+_REGION = Problem("the bucket is in another region", "set AWS_REGION")
+_EXPIRED = Problem("the credentials have expired", "set new ones (AWS_SESSION_TOKEN), then resume")
+_NO_BUCKET = Problem("the bucket does not exist", CHECK)
+# By the codes of S3 and its kin, in the body of an answer.
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_CODES = {
+    "AuthorizationHeaderMalformed": _REGION,
+    "PermanentRedirect": _REGION,
+    "ExpiredToken": _EXPIRED,
+    "TokenRefreshRequired": _EXPIRED,
+    "InvalidToken": Problem("the session token is not valid", "set AWS_SESSION_TOKEN of these keys, or unset it"),
+    "InvalidAccessKeyId": Problem("the access key is not known", "check AWS_ACCESS_KEY_ID"),
+    "SignatureDoesNotMatch": Problem("the secret key is wrong", "check AWS_SECRET_ACCESS_KEY"),
+    "RequestTimeTooSkewed": Problem("the clock of this host is wrong", "set it, then resume"),
+    "NoSuchBucket": _NO_BUCKET,
+    "InvalidBucketName": _NO_BUCKET,
+    "InvalidObjectState": Problem("is in an archive of the store", "restore it there, then resume"),
+    "RequestTimeout": Problem("the server waits too long for this host", "check the network, then resume", math.inf),
+}
 _UNREACHABLE = Problem("the server cannot be reached", "check the network and the server, then resume", math.inf)
 # By parts of obstore's texts without an answer, which no URL contains. A name server may be away for a while.
 _CAUSES = {
     "InvalidCertificate(": Problem("its TLS certificate is not valid", "check the URL, or set SSL_CERT_FILE"),
     "kind: Redirect,": Problem("the server redirects without end, or from https to http", CHECK),
+    "redirect without LOCATION": Problem("the server redirects without an address", f"{CHECK} and AWS_REGION"),
     '"dns error"': Problem("the host is not found", f"{CHECK} and the network", math.inf),
 }
 
@@ -172,9 +193,12 @@ class RemoteFiles:
         text = str(error)
         request, _, answer = text.partition(_REFUSED)
         status = answer[:3]
+        code = _CODE.search(answer)
+        if code and code[1] in _CODES:
+            return _CODES[code[1]]
         if isinstance(error, LocalFiles.errors):
             return LocalFiles.describe(error)
-        if isinstance(error, self.missing):
+        if isinstance(error, self.missing) or status in ("401", "403"):
             return Problem("access is refused, or needs credentials", f"check the URL, or {credentials}")
         if isinstance(error, exceptions.NotSupportedError):
             return _WHOLE_FILES
@@ -182,6 +206,8 @@ class RemoteFiles:
             return changed(self.root)
         if _CREDENTIAL.search(request):
             return Problem("no credentials are found, or they cannot be used", credentials, _METADATA_SECONDS)
+        if status == "404":  # of a list
+            return LocalFiles.describe(FileNotFoundError())
         if status:
             retry_seconds = math.inf if _PASSING_STATUS.match(status) else 0.0
             return Problem(f"the server answers with status {status}", "check the server, then resume", retry_seconds)

@@ -141,13 +141,13 @@ def etag(path: Path) -> str:
     return f'"{hashlib.sha256(f"{state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:32]}"'
 
 
-def status(code: int, **headers: str) -> Fault:
+def status(code: int, text: str = SECRET, **headers: str) -> Fault:
     """An error, whose text contains a secret."""
 
     def answer(handler: RangeHandler) -> None:
-        handler.start(code, headers | {"Content-Length": str(len(SECRET))})
+        handler.start(code, headers | {"Content-Length": str(len(text))})
         if handler.command != "HEAD":
-            handler.wfile.write(SECRET.encode())
+            handler.wfile.write(text.encode())
 
     return answer
 

@@ -4,6 +4,7 @@ import ssl
 import subprocess
 
 import pytest
+from conftest import each_value
 
 import datasets.shards.store
 from datasets.shards.index import Shard
@@ -128,6 +129,34 @@ def test_one_line_without_secrets_at_once_or_after_attempts(server, problem):
         assert SECRET not in str(error.value)
         assert "\n" not in str(error.value)
         assert (" s of attempts" in str(error.value)) == (problem in LASTING)
+
+
+@each_value("""
+answer | code                         | words
+403    | AccessDenied                 | access is refused
+401    | Unauthorized                 | access is refused
+403    | InvalidAccessKeyId           | AWS_ACCESS_KEY_ID
+403    | SignatureDoesNotMatch        | AWS_SECRET_ACCESS_KEY
+403    | RequestTimeTooSkewed         | the clock of this host
+400    | ExpiredToken                 | AWS_SESSION_TOKEN
+400    | InvalidToken                 | AWS_SESSION_TOKEN
+400    | AuthorizationHeaderMalformed | AWS_REGION
+301    | PermanentRedirect            | AWS_REGION
+404    | NoSuchBucket                 | the bucket does not exist
+404    | Other                        | does not exist
+501    | NotImplemented               | status 501
+""")
+def test_each_code_of_a_bucket_has_its_line_at_once(server, monkeypatch, answer, code, words):
+    """A HEAD has no body: a GET of one byte asks for the code."""
+    for name, value in {"ENDPOINT_URL": server.url, "ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": SECRET}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    store = ShardStore("s3://bucket/data", timeout_seconds=60)
+    server.fail_always(status(answer, f"<Error><Code>{code}</Code><Message>{SECRET}</Message></Error>"))
+    for call in (store.list_folder, lambda: read(store, 0, 5), lambda: store.head([NAME])):
+        with pytest.raises(Unavailable, match=rf"^s3://bucket/data/[^\n]*{words}[^\n]*$") as error:
+            call()
+        assert SECRET not in str(error.value)
+        assert " s of attempts" not in str(error.value)
 
 
 @pytest.mark.parametrize("code", [403, 405, 501])

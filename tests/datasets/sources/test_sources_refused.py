@@ -94,9 +94,16 @@ def test_paths(dataset, path, content, part, tmp_path, cpu):
         read(dataset, write(tmp_path / path, content), cpu)
 
 
-def test_a_url(cpu):
-    with refused("hf://datasets/org/name: is a URL"):
-        read("folder", "hf://datasets/org/name", cpu)
+@each_row("""
+url                       | fix
+hf://datasets/org/name    | download it
+https://host/images.zip   | download it
+s3://bucket/shards        | -dataset=tar [^;]*; add it
+https://host/{0..9}.tar   | -dataset=tar [^;]*; add it
+""")
+def test_a_url(url, fix, cpu):
+    with refused(f"^{re.escape(url)}: is a URL, [^\n]*{fix}"):
+        read("folder", url, cpu)
 
 
 @each_row(TO_PREDICT)
