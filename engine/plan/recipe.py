@@ -3,6 +3,7 @@
 import argparse
 import os
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,12 +39,12 @@ _FROM_SCRATCH = "resnet10t"  # more accurate than the ViT of folder_small.yaml o
 class Choice:
     """Values of flags by name, for a layer below the given options; -cfg is the recipe.
 
-    reason: why. warning: that another recipe may be meant; "" without one.
+    reason: why. notes: that another recipe may be meant, that there are no weights.
     """
 
     flags: Values
     reason: str
-    warning: str = ""
+    notes: Sequence[Note] = ()
 
     def words(self) -> list[str]:
         """The choice as flags of the command line."""
@@ -113,9 +114,7 @@ def _with_choice(command: Command, choice: Choice) -> Command:
     chosen = read_options(command.argv, _with_flags(command.flags, choice.flags), command.script)
     words = shlex.join(choice.words())
     same = f"python {command.script} {words} {shlex.join(command.argv)}"
-    notes = (Note("log", f"The same: {same}"), *chosen.notes)
-    if choice.warning:
-        notes = (Note("warning", choice.warning), *notes)
+    notes = (*choice.notes, Note("log", f"The same: {same}"), *chosen.notes)
     return replace(chosen, notes=notes, choice=f"{words} ({choice.reason})")
 
 
@@ -138,7 +137,9 @@ def _choose(command: Command) -> Choice | None:
     def choice_if(trains: bool) -> Choice:
         name, epochs = recipe_follows_data(images, weights.exist, on_cpu, trains, probes)
         flags = _recipe(name) | weights.flags | _own_flags(command, name, images, epochs, on_cpu)
-        return Choice(flags, f"{images:,} images; {weights.reason}", _warning_of(command, name, images))
+        possible = (Note("screen", weights.hint), Note("warning", _warning_of(command, name, images)))
+        notes = [note for note in possible if note.text]
+        return Choice(flags, f"{images:,} images; {weights.reason}", notes)
 
     choice = choice_if(command.flags.profile or any(key.startswith(("TRAIN.", "MODEL.TUNE")) for key in given))
     is_probe = choice.flags["cfg"] == _recipe("probe")["cfg"]
@@ -254,11 +255,12 @@ def _follow_model(command: Command) -> Command:
 
 @dataclass(frozen=True)
 class FoundWeights:
-    """exist: whether there are weights to start from. flags: of the model that they describe."""
+    """exist: whether there are weights to start from. flags: of the model that they describe. hint: the way to some."""
 
     exist: bool
     reason: str
     flags: Values = field(default_factory=dict)
+    hint: str = ""
 
 
 def _weights_to_start_from(command: Command) -> FoundWeights:
@@ -312,4 +314,7 @@ def _find_timms_weights(command: Command) -> FoundWeights:
         place = find_on_hub(*published_on_hub(name))
     except (UserError, RuntimeError) as error:  # timm's of an unknown tag
         return FoundWeights(False, f"no weights: {to_single_line(str(error))}")
-    return FoundWeights(bool(place), f"weights of {name} {place or 'not found: -pretrained=FILE'}")
+    if not place:
+        hint = f"The weights of {name} are not on this machine: -pretrained=FILE names them"
+        return FoundWeights(False, "no weights found", hint=hint)
+    return FoundWeights(True, f"weights of {name} {place}")

@@ -163,7 +163,8 @@ class RunLogger:
         """Logs a line, and prints it at once, cut to the width of the screen."""
         self.log(f"{_MARK}{message}")
         if self._console:
-            self._console.show(on_one_line(message))
+            line = textwrap.shorten(_fitted(on_one_line(message)), MAX_COLUMNS, placeholder=" ...")
+            self._console.show(line, is_cut=False)
 
     def begin(self, *lines: str) -> None:
         """Prints the first lines on the screen: of the run, then a few of its notes for the screen and its warnings.

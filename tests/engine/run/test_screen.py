@@ -48,6 +48,7 @@ def test_the_screen_is_short_and_the_log_is_complete(flags, tmp_path, monkeypatc
     assert 5 <= len(first) <= 8
     assert max(len(line) for line in first if "; " not in line) <= 120  # an advice is not cut
     assert max(map(len, first)) <= 160
+    assert len(first[0]) <= 120
     assert warnings <= 3
     assert all(line.startswith("Warning: ") for line in first[len(first) - warnings :])
     last = re.split(r"Epoch\[001/001\], epoch time.*\n", printed)[1].splitlines()
