@@ -9,11 +9,12 @@ from pathlib import Path
 from configs.schema import Data
 from configs.schema.data import properties_of
 from datasets.decoding.decode import Decoding
-from datasets.recognition import recognize_table, refuse_other_files
+from datasets.recognition import recognize_table
 from datasets.sources.checks import check_same_data, find_invalid_labels, find_problems, notes_on_unknown
 from datasets.sources.class_names import number_of_classes
 from datasets.sources.corrections import correct
 from datasets.sources.folders.class_folders import read_images
+from datasets.sources.formats import refuse_format
 from datasets.sources.groups import group, warn_of_shared_groups
 from datasets.sources.listed.parquet import Parquet
 from datasets.sources.listing import forget_listings, name_like
@@ -211,7 +212,7 @@ def unlabelled(path: str, data: Data, trained_root: str | None = None) -> Sample
         return Parquet(Wanted(data.changed(data_path=path, columns=None))).read_unlabelled()
     if os.path.isdir(path):
         return read_images(file)
-    refuse_other_files(path)
+    refuse_format(path)
     if file.suffix.lower() not in TABLE_SUFFIXES:
         return ImageFiles(file.parent, ["0"], listing_arrays(StringPacker([file.name])), has_class_names=False)
     return read_unlabelled_list(file, data, trained_root)

@@ -1,6 +1,5 @@
 """Which data set DATA_PATH is: a table, parquet files, class folders, or what DATA.DATASET says."""
 
-import os
 import re
 from collections import defaultdict
 from itertools import chain
@@ -9,22 +8,16 @@ from pathlib import Path
 from configs.schema import Data
 from configs.schema.data import properties_of
 from datasets.sources.folders.class_folders import has_class_folders
+from datasets.sources.formats import refuse_format
 from datasets.sources.groups import package_groups
 from datasets.sources.listed.lists import METADATA, table_file
 from datasets.sources.listed.parquet import parquet_files
 from datasets.sources.path_words import split_of_images
 from datasets.sources.source import source_class
-from datasets.sources.tables.files import IS_WORKBOOK, PARQUET, TABLE_SUFFIXES, WORKBOOK
+from datasets.sources.tables.files import PARQUET, TABLE_SUFFIXES
 from datasets.sources.tables.joins import is_camera_package
 from utils.distributed import ProcessContext, find_on_main
 from utils.errors import UserError
-
-_NO_TABLES = {  # the problem of files, by the ends of their names
-    r"(?i)\.(zip|tar|tgz|tar\.gz|7z|rar)$": "is an archive; unpack it, and give the folder that it contains",
-    WORKBOOK: IS_WORKBOOK,
-    r"(?i)\.(npz|npy|mat)$": "contains arrays; docs/data.md#images-in-arrays writes them to class folders",
-    r"(?i)\.(nd)?json$": "docs/data.md#labels-in-json makes a table of it",
-}
 
 
 def recognize_dataset(data: Data, context: ProcessContext) -> Data:
@@ -42,7 +35,7 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
             has_shards = re.search(r"^(s3|gs)://|\.tar\b", data.data_path)
             fix = "add it" if has_shards else "download it, and give a folder"
             raise UserError(f"{data.data_path}: is a URL, which only -dataset=tar reads; {fix}")
-        refuse_other_files(data.data_path)
+        refuse_format(data.data_path)
         found = recognize_table(data) or _recognize_folders(data)
         return found, data.groups or (found == "csv" and package_groups(data)) or None
 
@@ -57,13 +50,6 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
     if data.labels and not kind.may_be_table:
         raise UserError(f"DATA.LABELS needs a path of each image, but {is_read}; remove it")
     return data.changed(dataset=found, groups=groups)
-
-
-def refuse_other_files(path: str) -> None:
-    """Raises UserError: the name of a file has the ending of an archive, a workbook, arrays or JSON."""
-    for ending, problem in _NO_TABLES.items():
-        if re.search(ending, path) and os.path.isfile(path):
-            raise UserError(f"{path}: {problem}")
 
 
 def recognize_table(data: Data) -> str | None:

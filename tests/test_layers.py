@@ -60,7 +60,7 @@ SOURCES_LAYERS = [
     {"split"},
     {"tables"},
     {"checks"},
-    {"class_names"},
+    {"class_names", "formats"},
     {"path_words", "listing"},
     {"samples"},
     {"shared_arrays"},

@@ -27,7 +27,7 @@ from torch import Tensor
 from configs.schema.data import MAX_PIXELS
 from datasets.decoding.dicom import Dicom
 from datasets.decoding.images import FORMATS, HEAD_BYTES, BadImage, kind_of, missing_decoder, pillow_formats
-from datasets.decoding.jpeg import captured_stderr, is_cut_short, read_header
+from datasets.decoding.jpeg import captured_stderr, is_cut_short, read_header, unread_property
 from datasets.decoding.properties import FLOAT, NO_RANGE, OUTSIDE, REFUSED, UNKNOWN, describe
 from datasets.decoding.tiff import TiffHeader
 from utils.errors import to_single_line
@@ -199,6 +199,8 @@ def open_with_pillow(data: bytes, name: Name) -> ImageFile:
     if kind and (fix := missing_decoder(kind)):
         raise BadImage(name(), f"is {kind}, for which no decoder is installed", fix)
     formats = pillow_formats(kind)
+    if kind == "JPEG" and (problem := unread_property(data)):
+        raise BadImage(name(), problem, "save it as PNG")
     if kind != "TIFF":
         return Image.open(io.BytesIO(data), formats=formats)
     header = TiffHeader(io.BytesIO(data))

@@ -7,6 +7,8 @@ import numpy as np
 from PIL import Image
 from PIL.ImageFile import ImageFile
 
+from datasets.decoding.properties import FLOAT
+
 _DEFLATED = b"1.2.840.10008.1.2.1.99"  # a small file may become any number of bytes
 
 
@@ -23,6 +25,9 @@ class Dicom(ImageFile):
         if _DEFLATED in data[:1024]:
             raise ValueError("a deflated DICOM file: save it without compression")
         self.dataset = pydicom.dcmread(io.BytesIO(data))
+        for name in ("FloatPixelData", "DoubleFloatPixelData"):
+            if name in self.dataset:
+                raise ValueError(f"a DICOM file with {name}: {FLOAT}")
         if "PixelData" not in self.dataset:
             raise ValueError("a DICOM file without pixels")
         if self.dataset.HighBit != self.dataset.BitsStored - 1:  # pydicom reads the lower bits

@@ -16,12 +16,6 @@ from utils.system import is_installed
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 PHOTO_EXTENSIONS = (".heic", ".heif", ".avif", ".dcm", ".dicom")  # JPEGs have them, too: the first bytes decide
-UNREAD = {  # extensions, or beginnings of names, and the way on
-    ".arrow": "write parquet with datasets (docs/python.md)",
-    ".tar": "read tar shards with -dataset=tar",
-    ".mds": "write tar shards or class folders with mosaicml-streaming",
-    "chunk-": "write tar shards or class folders with litdata",
-}
 _FRAMED = ("GIF", "WEBP", "PNG", "AVIF", "HEIC", "DICOM")  # may have several frames
 HEAD_BYTES, TAIL_BYTES = 4096, 1024  # cameras and editors append bytes after the end of the image
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS: Pillow runs Ghostscript for it

@@ -15,6 +15,8 @@ from PIL import Image
 
 _BASELINE = 0xFFC0
 _FRAMES = (0xFFC0, 0xFFC1, 0xFFC2)  # start of a frame: baseline, extended, progressive
+_ANY_FRAMES = frozenset(range(0xFFC0, 0xFFD0)) - {0xFFC4, 0xFFC8, 0xFFCC}  # of these, tables and an extension
+_JPEG_LS = 0xFFF7
 _SOS, _DRI, _APP1 = 0xFFDA, 0xFFDD, 0xFFE1  # start of the pixels, restart interval, EXIF or XMP
 _SKIPPED = frozenset((0xFFC4, 0xFFDB, 0xFFFE, *range(0xFFE0, 0xFFF0)))  # tables, comment, APP0 to APP15
 
@@ -53,6 +55,22 @@ def read_header(data: bytes) -> JpegHeader | None:
             elif marker == _APP1:
                 has_app1 = True
             elif marker not in _SKIPPED or length < 2:
+                return None
+            position += 2 + length
+    return None
+
+
+def unread_property(data: bytes) -> str | None:
+    """The property of a JPEG that no decoder here reads, by its first frame; None for other files."""
+    position = 2
+    with suppress(struct.error):  # truncated
+        while True:
+            marker, length, bits = struct.unpack_from(">HHB", data, position)
+            if marker == _JPEG_LS:
+                return "is JPEG-LS"
+            if marker in _ANY_FRAMES:
+                return f"is a JPEG of {bits} bits per channel" if 8 < bits <= 16 else None
+            if marker == _SOS:
                 return None
             position += 2 + length
     return None

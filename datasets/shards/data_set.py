@@ -21,6 +21,7 @@ from datasets.shards.records import DamagedShard, labels_in, read_records
 from datasets.shards.samples import ShardCache, ShardReader, TarSamples, cache_folder
 from datasets.shards.store import ShardStore
 from datasets.sources.class_names import positions
+from datasets.sources.formats import ONE_CLASS, format_of
 from datasets.sources.samples import check_target_bytes
 from datasets.sources.source import Source, Wanted
 from datasets.sources.tables.cells import UNKNOWN_MARK, multi_hot
@@ -47,7 +48,8 @@ class TarShards(Source):
         store = ShardStore(root, START_TIMEOUT_SECONDS)
         self.found = find_shards(store, names)
         folder, shards = cache_folder(data.cache_dir), store.head(list(chain.from_iterable(self.found.splits.values())))
-        self.index, self.notes = open_index(store, shards, folder, self.found.label_key, assume, data.groups or "")
+        keys = (self.found.label_key, assume, data.groups or "")
+        self.index, self.notes = open_index(store, shards, folder, *keys, beside=not wanted.is_dry)
         cache = None
         if not store.is_local and data.cache_gb > 0:
             cache = ShardCache(folder / "shards", round(data.cache_gb * 1e9), store)
@@ -102,23 +104,31 @@ class TarShards(Source):
         missing = np.flatnonzero(samples.targets < 0)
         if len(missing):
             share = f"{len(missing):,} of the {len(samples):,} images of the split {split} have none"
-            samples.findings.append(
-                f"{samples.name(missing[0])}: has no label ({share}); "
-                "add KEY.cls, a label in KEY.json, or a folder per class"
-            )
+            found = format_of(os.path.normpath(os.path.dirname(samples.name(missing[0]))))
+            fix = "add KEY.cls, a label in KEY.json, or a folder per class"
+            if found.what == ONE_CLASS:
+                fix = found.fix
+            samples.findings.append(f"{samples.name(missing[0])}: has no label ({share}); {fix}")
         if self._several is None:
             return samples
         return samples.with_arrays(targets=self._several[samples.targets])
 
 
 def open_index(
-    store: ShardStore, shards: Sequence[Shard], cache_dir: Path, label_key: str, assume: bool, group_key: str
+    store: ShardStore,
+    shards: Sequence[Shard],
+    cache_dir: Path,
+    label_key: str,
+    assume: bool,
+    group_key: str,
+    beside: bool = True,
 ) -> tuple[Index, list[Note]]:
     """Returns the index of exactly these shards, in their order, and notes for the log.
 
     Rows come from the index beside the shards and from the one in DATA.CACHE_DIR, `cache_dir`; all other shards are
-    read. The result is stored: beside local shards if their folder can be written, else in the cache folder. The copy
-    of a server's index has the versions that the shards have now. Several processes of a host build an index once.
+    read. The result is stored, if images have labels: with `beside` in the folder of local shards, if it can be
+    written, else in the cache folder. The copy of a server's index has the versions that the shards have now. Several
+    processes of a host build an index once.
 
     label_key: see `find_label`. group_key: rows without these groups are not used; '' for any rows.
     assume: uses rows without a version that can be compared, as `make_shards.py` writes them; else reads the shard.
@@ -130,9 +140,12 @@ def open_index(
     path = cached_index(store, cache_dir)
     stored.add_file(path)
     if store.is_local:
-        beside = Path(store.root, INDEX_NAME)
-        stored.add_file(beside)
-        path = beside if os.access(store.root, os.W_OK) else path
+        in_folder = Path(store.root, INDEX_NAME)
+        stored.add_file(in_folder)
+        if beside and os.access(store.root, os.W_OK):
+            path = in_folder
+            if not (path.exists() or stored.missing()):  # a dry run has found all
+                stored.save(path)
     elif stored.missing():
         data = store.read_small(INDEX_NAME, MAX_INDEX_BYTES)
         if data is not None:
@@ -218,12 +231,12 @@ class _StoredRows:
         return join(known, self.label_key, self.group_key)
 
     def save(self, path: Path) -> None:
-        """Writes the rows that are known; none if there is no image, or if some labels are numbers and others names."""
+        """Writes the rows that are known; none without labels, or if some labels are numbers and others names."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with suppress(UserError):
                 index = self.join()
-                if len(index):
+                if index.arrays["targets"].max(initial=-1) >= 0:
                     atomic_write(path, encode_index(index))
         except OSError as error:
             self.notes.append(Note("warning", f"{path}: cannot be written ({error.strerror}); no run can reuse it"))

@@ -15,6 +15,7 @@ from configs.schema.data import secret_in_url
 from configs.yaml_io import shorten
 from datasets.shards.index import INFO_FILE
 from datasets.shards.store import SCHEME, ShardStore
+from datasets.sources.formats import format_of, refuse_format
 from datasets.sources.path_words import SPLIT_NAMES, split_of
 from datasets.sources.shared_arrays import to_nfc
 from utils.errors import UserError
@@ -60,6 +61,7 @@ def _split_pattern(path: str) -> tuple[str, list[str]]:
     The names of the pattern are in the order in which Bash expands it.
     """
     if os.path.isdir(path) or not ("{" in path or path.endswith(_SUFFIX)):
+        refuse_format(path)
         return path.rstrip("/") or "/", []
     before, brace, after = path.partition("{")
     root, slash, start = before.rpartition("/")
@@ -168,10 +170,9 @@ def find_shards(store: ShardStore, names: Sequence[str] = ()) -> FoundShards:
             files += store.list_folder(folder)[0]
     shards = [file for file in files if _is_name(file)]
     if not shards:
-        raise UserError(
-            f"DATA.DATA_PATH: {store.root}: has no shard (*{_SUFFIX}, not compressed); "
-            "check it, or use -dataset=folder for images"
-        )
+        formats = [format_of(os.path.join(store.root, file)) for file in files]
+        fixes = [found.fix for found in formats if found.what] or ["check it, or use -dataset=folder for images"]
+        raise UserError(f"DATA.DATA_PATH: {store.root}: has no shard (*{_SUFFIX}, not compressed); {fixes[0]}")
     return _split_by_name(shards, store)
 
 

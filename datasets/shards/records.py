@@ -151,10 +151,11 @@ class Archive:
         return self.error(f"has no valid header at byte {self._start:,}: is damaged, cut short, compressed or no tar")
 
     def _check_member(self, header: tarfile.TarInfo, global_headers: Iterable[str]) -> None:
+        if header.issparse():
+            raise self.error(f"member {shorten(header.name)} is sparse", "write the archive without tar -S (--sparse)")
         path = header.name.split("/")
         checks = [
             header.isreg() != header.isdir(),  # no link, device or pipe
-            not header.issparse(),
             path[0] != "",
             ".." not in path,
             "\0" not in header.name,

@@ -23,7 +23,8 @@ class Wanted:
     with labels. class_names: of a checkpoint, after DATA.RENAME. of_weights: the class names of weights before
     DATA.RENAME, which may name them. num_classes: of the model; None stands for `number_of_classes`. history: of the
     split of data without a validation split. predicts: labels and missing files do not matter. is_new: for a new
-    training: labels of a table that are not 0, 1, 2, ... are names, unless `num_classes` is given.
+    training: labels of a table that are not 0, 1, 2, ... are names, unless `num_classes` is given. is_dry: no file is
+    written beside the data.
     """
 
     data: Data
@@ -35,6 +36,7 @@ class Wanted:
     predicts: bool = False
     is_new: bool = False
     with_test: bool = False
+    is_dry: bool = False
 
     @property
     def trains(self) -> bool:

@@ -264,6 +264,7 @@ def _read(
         num_classes=model.num_classes,
         history=History(known),
         predicts=command.prediction is not None,
+        is_dry=command.flags.dry_run,
     )
     read = read_data(wanted, context)
     ((found, samples),) = read.splits.items()

@@ -241,9 +241,10 @@ def _facts_of(splits: list[Samples], data: Data, found: FoundCheckpoint | None, 
 
 
 def _read_splits(
-    config: Config, resumed: WeightsRecord, start: WeightsRecord, history: History, context: ProcessContext
+    command: Command, resumed: WeightsRecord, start: WeightsRecord, history: History, context: ProcessContext
 ) -> Rows:
     """The images to train and to validate, and of a test split if there is one. resumed, start: as in the plan."""
+    config = command.config
     wanted = Wanted(
         as_read_before(config.data, resumed.split),
         ("train", "val"),
@@ -253,6 +254,7 @@ def _read_splits(
         history=history,
         is_new=resumed is NO_RECORD,
         with_test=True,
+        is_dry=command.flags.dry_run,
     )
     return read_data(wanted, context)
 
@@ -300,7 +302,7 @@ def plan_training(
         followed = replace(follow_weights(config, given, as_published), differing={})
     places = {"given": config, "follow_weights": followed.options}
     config = followed.options
-    read = _read_splits(config, resumed, start, history, context)
+    read = _read_splits(replace(command, config=config), resumed, start, history, context)
     splits = [*read.splits.values()]
     train = read.splits["train"]
     notes = [*read.notes]

@@ -13,12 +13,12 @@ from configs.yaml_io import shorten
 from datasets.decoding.images import (
     IMAGE_EXTENSIONS,
     PHOTO_EXTENSIONS,
-    UNREAD,
     is_image_name,
     kind_of_file,
     missing_decoder,
 )
 from datasets.sources.class_names import positions
+from datasets.sources.formats import RAW, ending_of, format_of
 from datasets.sources.listing import Names, list_directory, name_like
 from datasets.sources.samples import ImageFiles, is_broken_link, listing_arrays
 from datasets.sources.shared_arrays import StringPacker, to_nfc
@@ -28,14 +28,11 @@ from utils.notes import Counts, Note, Reason
 # Files that nobody takes for images: of systems, and copies
 _IGNORED_FILES = (
     ".xmp", ".aae", ".md", ".yaml", ".html", ".py", ".ini", ".db", "dicomdir",
-    "_original", "~", ".bak", ".orig", ".tmp", ".part", ".crdownload",
+    "_original", "~", ".bak", ".orig", ".tmp", ".part", ".crdownload", "index.npz",
 )  # fmt: skip
 _TEXTS = (".txt", ".json", ".xml", ".csv")
 # Also files beside images, which may be as many; raw photos, which begin as TIFF files do
-_NEVER_OPENED = (
-    *_IGNORED_FILES, *_TEXTS, ".npy", ".mat", ".arw", ".cr2", ".dng", ".nef", ".nrw", ".orf", ".pef", ".raf", ".rw2",
-    ".srw",
-)  # fmt: skip
+_NEVER_OPENED = (*_IGNORED_FILES, *_TEXTS, *RAW, ".npy", ".mat")
 # Hidden folders, and folders of macOS, Windows, Linux, Android, Synology, QNAP and NetApp, some with thumbnails or
 # copies of the images.
 _IGNORED_FOLDERS = re.compile(
@@ -177,19 +174,22 @@ class FoundFiles:
             return False
         return lower.endswith(PHOTO_EXTENSIONS)  # a damaged photo is an image, too: an error reports it
 
-    def _count_others(self, folder: str, files: Sequence[str], images: Sequence[str]) -> None:
-        """Counts other files, except those with the name of an image beside them; texts only beside images."""
-        known = {*images}
+    def _count_others(self, folder: str, folders: Sequence[str], files: Sequence[str], images: Sequence[str]) -> None:
+        """Counts other files, but for those with the name of an image or a folder beside them; texts only by images."""
+        known = {*images, *folders}
         others = [name for name in files if name not in known and name[0] != "."]
         if not others:  # as in most folders
             return
         known.update(os.path.splitext(name)[0] for name in images)
-        ignored = (*_IGNORED_FILES, *PHOTO_EXTENSIONS, *([] if images else _TEXTS))
+        texts = [] if images else _TEXTS
+        ignored = (*_IGNORED_FILES, *PHOTO_EXTENSIONS, *texts)
         for name in others:
-            stem, ending = os.path.splitext(name)
-            if ending and known.isdisjoint((name, stem)) and not name.lower().endswith(ignored):
-                fix = UNREAD.get(ending, UNREAD.get(name[:6], "convert images to PNG or JPEG"))
-                reason = Reason(f"{ending.lower()} file(s) are not read", fix, "log")
+            ending = ending_of(name)
+            if not known.isdisjoint((name, os.path.splitext(name)[0], name.removesuffix(ending))):
+                continue
+            found = format_of(os.path.join(folder, name))
+            if found.name or (ending and not name.lower().endswith(ignored)):
+                reason = Reason(f"{found.name or ending} file(s) are not read", found.fix, "log")
                 self.unread.add(reason, shorten(os.path.join(folder, name)))
 
     def walk(self, folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
@@ -226,10 +226,10 @@ class FoundFiles:
     def images_in(self, folder: Path) -> list[str]:
         """The paths of the images in a folder, relative to the root, sorted by the names of their parts."""
         paths = []
-        for path, _, files in self.walk(folder):
+        for path, folders, files in self.walk(folder):
             prefix = os.path.join(path, "").removeprefix(os.path.join(self.root, ""))
             images = [name for name in files if self.is_image(path, name)]
-            self._count_others(path, files, images)
+            self._count_others(path, folders, files, images)
             if images:
                 paths += [prefix + name for name in images]
                 self.sizes[prefix.removesuffix("/")] += len(images)

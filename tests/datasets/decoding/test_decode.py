@@ -221,6 +221,22 @@ REFUSED = {
 }
 
 
+def with_frame(start: bytes, of_frame: bytes = b"\xff\xc0\0\x11\x08") -> bytes:
+    """A baseline JPEG whose frame begins otherwise."""
+    data = jpeg()
+    assert of_frame in data
+    return data.replace(of_frame, start)
+
+
+@pytest.mark.parametrize("start, text", [
+    (b"\xff\xc1\0\x11\x0c", "is a JPEG of 12 bits per channel"), (b"\xff\xc3\0\x11\x10", "JPEG of 16 bits"),
+    (b"\xff\xf7\0\x11\x08", "is JPEG-LS"),
+])  # fmt: skip
+def test_a_jpeg_that_no_decoder_reads_has_its_property(start, text):
+    assert text in line_of(decode_image, with_frame(start), 3, "x.jpg")
+    assert "is not an image" not in line_of(decode_image, with_frame(start), 3, "x.jpg")
+
+
 @pytest.mark.parametrize("kind", REFUSED)
 def test_refused_files_are_one_line(kind):
     message = line_of(decode_image, REFUSED[kind], 3, "some/file.jpg")

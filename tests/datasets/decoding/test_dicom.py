@@ -99,6 +99,9 @@ def test_files_that_are_refused_have_their_reason(monkeypatch):
         decode_image(lossless, 1)
     with refused("without pixels"):
         decode_image(dicom(VALUES).replace(b"\xe0\x7f\x10\x00", b"\xe1\x7f\x10\x00"), 1)
+    for element in (b"\x08\x00", b"\x09\x00"):  # FloatPixelData, DoubleFloatPixelData
+        with refused("FloatPixelData: floating-point"):
+            decode_image(dicom(VALUES).replace(b"\xe0\x7f\x10\x00OW", b"\xe0\x7f" + element + b"OF"), 1)
     with refused("HighBit"):
         decode_image(dicom(VALUES << 4, HighBit=15), 1)
     with refused("9300 x 9300 pixels, more than DATA"):

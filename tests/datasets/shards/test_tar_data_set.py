@@ -67,6 +67,12 @@ def test_splits_labels_names_and_images(root):
     assert TarShards(Wanted(options(root))).find_test() == (False, None)
 
 
+def test_a_dry_run_writes_no_index_beside_the_shards(root, cache):
+    for is_dry in (True, False):
+        TarShards(Wanted(options(root), is_dry=is_dry))
+        assert (root / "index.npz").exists() == (not is_dry)
+
+
 def test_a_broken_link_to_a_shard_is_named(root):
     (root / "train-0009.tar").symlink_to("nowhere")
     with refused(r"train-0009\.tar: does not exist"):

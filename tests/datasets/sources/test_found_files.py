@@ -1,14 +1,17 @@
 """Images by their content and at any depth, with or without labels: links, hidden files, decoders; the Caltech sets."""
 
 import os
+import re
+import subprocess
 import sys
 from collections import Counter
+from itertools import product
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from conftest import CPU, each_row, read_samples, refused, told
+from conftest import CPU, each_row, line_of, read_samples, refused, told
 from PIL import Image
 from source_helpers import assert_refused, expand, names_of, options, read_splits, tree, write_classes, write_image
 
@@ -22,6 +25,7 @@ from datasets.sources.folders.split_folders import ImageFolders
 from datasets.sources.shared_arrays import PackedStrings
 from datasets.sources.source import Wanted
 from tests.datasets.photo import tiff16
+from tests.datasets.shards import tar_files
 from utils.errors import did_you_mean
 
 HEIC = b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(100)
@@ -130,21 +134,64 @@ def test_few_other_files_are_a_line_of_the_log(tmp_path):
 FORMATS = r"""
 files | text
 {a,b}/{0,1}.jp2! | 4 \.jp2 .*a/0\.jp2'; convert images
-{a,b}/{0,1}.{dng,npy}! | 4 \.dng .*a/0\.dng'; convert images.*; 4 \.npy
+{a,b}/{0,1}.{dng,npy}! | 4 \.dng .*a/0\.dng'; convert images.*; 4 \.npy .*#images-in-arrays
 {state.json,data-00000-of-00001.arrow}! | 1 \.arrow .*write parquet
 {index.json,shard.00000.mds}! | 1 \.mds .*mosaicml
 train-000000.tar! | 1 \.tar .*-dataset=tar
+train-000000.tar.{gz,xz}! | 1 \.tar\.gz .*gunzip.*-dataset=tar; 1 \.tar\.xz .*unxz.*-dataset=tar
 {index.json,chunk-0-0.bin}! | 1 \.bin .*litdata
+x.{zip,7z,tar.gz,TGZ}! | 1 \.7z .*unpack it.*; 1 \.tgz .*unpack it.*; 1 \.tar\.gz .*unpack it.*; 1 \.zip .*unpack it
+x.{csv.gz,gz,txt.bz2}! | 1 \.csv\.gz .*gunzip; 1 \.gz .*gunzip; 1 \.txt\.bz2 .*bunzip2
+x.{h5,npz,pkl,pt}! | 1 \.h5 .*#images-in-arrays.*; 1 \.npz .*; 1 \.pkl .*; 1 \.pt .*#images-in-arrays
+{train,val}.tfrecord-0000{0,1}-of-00002! | 4 TFRecord .*#other-formats
+x.lmdb/{data,lock}.mdb! | 2 LMDB .*#other-formats
+x.lance/{_transactions/0.txn,_versions/1.manifest,data/0.lance}! | 3 Lance .*#other-formats
+d/{_deeplake_log/next_base,dataset_meta.json,x/unknown}! | 2 Deep Lake .*#other-formats
+x.zarr/{zarr.json,images/{zarr.json,0.0}}! | 3 Zarr .*#images-in-arrays
+{a,b}/x.mp4! | 2 \.mp4 .*ffmpeg
+{a,b}/x.doc! | 2 \.doc .*; docs/data.md
 """
 
 
 @each_row(FORMATS)
 def test_a_folder_of_a_format_that_is_not_read_says_so(tmp_path, files, text):
     tree(tmp_path, files)
-    with refused(text):
+    with refused(text) as error:
         read_splits(options(tmp_path))
+    assert ("convert images" in str(error.value)) == ("convert images" in text)
     with refused(text):
         unlabelled(str(tmp_path), Data())
+
+
+def test_archives_of_one_class_each_are_unpacked_by_the_loop_of_the_error(tmp_path):
+    """ImageNet after its outer archive: as class folders and as shards; no index stays of images without labels."""
+    root = tmp_path / "a b"
+    root.mkdir()
+    for wnid in ("n01440764", "n01443537"):
+        files = {f"{wnid}_{number}.JPEG": tar_files.jpeg(number) for number in range(5)}
+        (root / f"{wnid}.tar").write_bytes(tar_files.tar_of(files))
+    errors = [line_of(read_splits, options(root)), line_of(read_splits, options(root, dataset="tar"))]
+    loops = [re.search(r"for f in .*; done", error)[0] for error in errors]
+    assert loops[0] == loops[1]
+    assert sorted(path.suffix for path in root.iterdir()) == [".tar"] * 2
+    subprocess.run(loops[0], shell=True, check=True)
+    train, val = read_splits(options(root))
+    assert (train.class_names, len(train), len(val)) == (["n01440764", "n01443537"], 8, 2)
+    assert not told([*train.notes, *val.notes], "not read")
+
+
+def test_compressed_shards_and_archives_are_read_as_their_lines_say(tmp_path):
+    tar_files.write_shard(tmp_path / "0.tar", range(9))
+    subprocess.run(["gzip", tmp_path / "0.tar"], check=True)
+    for dataset, path in product(("folder", "tar"), (tmp_path, tmp_path / "0.tar.gz")):
+        with refused("gunzip, and read tar shards with -dataset=tar"):
+            read_splits(options(path, dataset=dataset))
+    subprocess.run(["gunzip", tmp_path / "0.tar.gz"], check=True)
+    train, _ = read_splits(options(tmp_path, dataset="tar"))
+    assert len(train) == 7
+    tree(tmp_path / "set", "{a,b}")
+    subprocess.run(["tar", "-czf", "set.tgz", "set"], cwd=tmp_path, check=True)
+    assert "is an archive; unpack it, and give the folder" in line_of(read_splits, options(tmp_path / "set.tgz"))
 
 
 def test_first_frames_are_counted(tmp_path):

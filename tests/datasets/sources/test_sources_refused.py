@@ -47,6 +47,10 @@ imagenet2012 | a.json | PK | a.json: .*docs/data.md#labels-in-json
 csv | a.ndjson | PK | a.ndjson: .*docs/data.md#labels-in-json
 imagenet2012 | a.bin | PK | is a file
 folder | a.zip | PK | a.zip: is an archive
+csv | a.csv.gz | PK | a.csv.gz: is compressed; .*gunzip
+folder | a.tar.gz | PK | a.tar.gz: is an archive
+folder | a.h5 | PK | a.h5: .*docs/data.md#images-in-arrays
+folder | a.mp4 | PK | a.mp4: is a video; .*ffmpeg
 """
 TO_PREDICT = r"""
 path | content | part
