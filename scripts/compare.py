@@ -110,7 +110,7 @@ def _figures_at_points(
 
     Raises UserError: a model has no threshold, or one of another class.
     """
-    points = [session.evaluator.point for session in (old, new)]
+    points = [session.evaluator.decision.point for session in (old, new)]
     names = [point.name for point in points if point and point.threshold is not None]
     if len(names) < 2 or names[0] != names[1]:
         raise UserError(

@@ -56,13 +56,23 @@ def probability_of(logit: float) -> float:
 class Decision(NamedTuple):
     """What a model predicts. thresholds: with several labels per image, the logits of `SampleResults.thresholds`.
 
-    tta: the EVAL.TTA with which images decided. temperature: of `temper`, on whose scores the point is.
+    temperature: of `temper`, on whose scores the point is; None: images are to choose it, as a `point` that is not
+    chosen, and thresholds that are None. tta, entries: the EVAL.TTA, and the values of MODEL.WEIGHTS_ENTRY, of the
+    logits that decided.
     """
 
     thresholds: tuple[float, ...] | None = None
     point: OperatingPoint | None = None
     tta: str = "none"
-    temperature: float = 1.0
+    temperature: float | None = 1.0
+    entries: tuple[str | None, ...] = (None, "model", "raw")
+
+    @property
+    def goal(self) -> OperatingPoint | None:
+        """The point without its thresholds, which images are to choose."""
+        thresholds = {"is_chosen": False, "threshold": None, "group_threshold": None}
+        return self.point and self.point.model_copy(update=thresholds)
 
 
 UNDECIDED = Decision()
+TO_CHOOSE = Decision(temperature=None)

@@ -62,6 +62,12 @@ def label_pairs(targets: np.ndarray) -> tuple[np.ndarray, ...]:
     return (np.arange(len(targets)), targets) if targets.ndim == 1 else np.nonzero(targets > 0)
 
 
+def has_label(targets: np.ndarray, label: int) -> np.ndarray:
+    """Which samples have the label, bool (N,). targets: as of `Samples`."""
+    has: np.ndarray = targets == label if targets.ndim == 1 else targets[:, label] > 0
+    return has
+
+
 class Samples:
     """The images and labels of one split.
 

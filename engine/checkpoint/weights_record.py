@@ -20,7 +20,7 @@ from torch import Tensor
 
 from configs.schema import Data
 from configs.schema.model import Model
-from configs.schema.operating_point import Decision, OperatingPoint
+from configs.schema.operating_point import UNDECIDED, Decision, OperatingPoint
 from configs.schema.section import only
 from configs.versions import refuse_newer
 from configs.weights import (
@@ -36,7 +36,7 @@ from datasets.sources.class_names import names_by_number
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
 from engine.checkpoint.processor import published_in
-from engine.checkpoint.run_folder import HELD_OUT_FILE
+from engine.checkpoint.run_folder import AVERAGE, HELD_OUT_FILE
 from models.timm_model import RESIZE, check_kwargs, preprocessing_of, published_preprocessing
 from models.weights.read import WeightsFile, entries_of, map_tensor, read_weights, size_of_positions, with_tensors
 from utils.errors import UserError, first_line, to_single_line
@@ -445,6 +445,8 @@ def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:
     described = {_KEY_OF[entry]: value for entry, value in (content.get("preprocessing") or {}).items()}
     data = options["DATA"] | described
     check_values(Data, only(data, PREPROCESSING))
+    tta = entries_of(options.get("EVAL")).get("TTA", "none")
+    entries = (None, AVERAGE, "average") if content.get(AVERAGE) else UNDECIDED.entries
     return WeightsRecord(
         source="the checkpoint",
         model=model,
@@ -453,7 +455,7 @@ def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:
         num_classes=_count(model.get("NUM_CLASSES")),
         split=read_split(content, data),
         plugins=tuple(map(str, options.get("PLUGINS") or ())),
-        decision=read_decision(content)._replace(tta=entries_of(options.get("EVAL")).get("TTA", "none")),
+        decision=read_decision(content)._replace(tta=tta, entries=entries),
     )
 
 

@@ -15,11 +15,11 @@ from datasets.sources.class_names import names_of_labels
 from engine.checkpoint.run_folder import check_writable, lock_run_folder, remove_temporary
 from engine.evaluation.files import EXPLANATIONS, EvaluationFiles, write_maps
 from engine.evaluation.images import write_images
-from engine.evaluation.mean import write_measured
 from engine.evaluation.predictions import CSV_FILE, Predictions, batches_per_write
 from engine.evaluation.results import TOP_K, classes_without_images
 from engine.evaluation.session import EvaluationSession, build_session
 from engine.features.store import embed
+from engine.plan.decision import write_measured
 from engine.plan.evaluation import EvaluationPlan
 from engine.run.folder import check_shared, open_new_folder, start_log
 from engine.run.log import RunLogger
@@ -72,10 +72,12 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         )
         logger.record.update()  # before the files, which may fail
         files = EvaluationFiles(folder / EVALUATION, samples, config, evaluator)
-        chooses_point = bool(evaluator.point and not evaluator.point.is_chosen)
+        before, now = evaluator.decision, metrics.decision
+        chooses_point = before.point != now.point
         files.write(metrics, results, session.model, epoch=None, chooses_point=chooses_point, **about)
-        if command.runs and not plan.images.trained:
-            write_measured(command.runs, metrics.decision, config.eval.tta)
+        is_new = chooses_point or before.thresholds != now.thresholds
+        if command.runs and is_new and not plan.images.trained:
+            write_measured(command.runs, now, config)
         logger.record.update(state="finished", exit_status=0)
         contents = contents_of(logger.record, config)
         score = score_text(contents, contents.evaluation, metrics.score)
@@ -152,7 +154,7 @@ def label(session: EvaluationSession, folder: Path, options: Prediction, logger:
     parts = evaluator.classify(session.model, batches, top_k, batches_per_write(top_k), draw)
     names = names_of_labels(samples, classes)
     review = config.eval.review
-    predictions = Predictions(folder, samples, names, options, evaluator.thresholds, evaluator.point, review)
+    predictions = Predictions(folder, samples, names, options, evaluator.thresholds, evaluator.decision.point, review)
     files = predictions.write(parts, context)
 
     def report() -> int:

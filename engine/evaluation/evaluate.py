@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from configs.schema.operating_point import OperatingPoint
+from configs.schema.operating_point import TO_CHOOSE, Decision
 from datasets.batch import PADDING, Batch
 from datasets.decoding.images import BadImage
 from datasets.loading.loader import Loader, unreadable
@@ -58,7 +58,7 @@ class Evaluator:
     multi_label: whether an image may have several labels (DATA.MULTI_LABEL).
     best_metric: of `EVAL.BEST_METRIC`.
     keeps_logits: whether the results have the logits of each sample (EVAL.SAVE_LOGITS).
-    thresholds, temperature, point: of `SampleResults`, from the weights; in a training None, and to be chosen.
+    decision: of the weights; in a training to be chosen.
     class_mask: bool (C,) on the device, False for classes whose logits are -inf; None: there are none.
     merged: the outputs whose probabilities are added, by the label that their class has (DATA.RENAME).
     before_error: called by all ranks before they raise the error of unreadable images.
@@ -74,10 +74,13 @@ class Evaluator:
     keeps_logits: bool = False
     class_mask: Tensor | None = None
     merged: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    thresholds: np.ndarray | None = None
-    temperature: float | None = None
-    point: OperatingPoint | None = None
+    decision: Decision = TO_CHOOSE
     before_error: Callable[[], None] = lambda: None
+
+    @property
+    def thresholds(self) -> np.ndarray | None:
+        """As of `SampleResults`."""
+        return None if self.decision.thresholds is None else np.array(self.decision.thresholds)
 
     def evaluate(
         self, model: nn.Module, batches: Loader, after_batch: AfterBatch = lambda *_: None
@@ -101,10 +104,9 @@ class Evaluator:
                 problem = "no image of the evaluation can be read"
                 raise UserError(f"{problem}; bad_images_*.csv in the run's folder has the reasons")
             groups = None if samples.groups is None else np.array([*samples.groups], np.str_)
-            temperature = self.temperature or results.best_temperature
-            complete = replace(
-                results, thresholds=self.thresholds, groups=groups, temperature=temperature, point=self.point
-            )
+            temperature = self.decision.temperature or results.best_temperature
+            point = self.decision.point
+            complete = replace(results, thresholds=self.thresholds, groups=groups, temperature=temperature, point=point)
             return complete.metrics(self.best_metric), complete
 
         metrics, complete = call_on_main(compute, self.context) or (None, None)
@@ -122,7 +124,7 @@ class Evaluator:
         """
 
         for computed in self.compute(model, batches, partial(self._summarize, top_k=top_k), every, after_batch):
-            temperature = self.temperature or 1.0
+            temperature = self.decision.temperature or 1.0
             yield SampleResults(**computed, temperature=temperature, multi_label=self.multi_label) if computed else None
 
     def _summarize(self, logits: Tensor, targets: Tensor, top_k: int = TOP_K) -> Fields:
@@ -206,7 +208,7 @@ class Evaluator:
         """The logits, or other outputs of `model`, float32 (B, C), of normalized images (B, channels, S, S)."""
         logits = model(images).float()
         logits = (logits + model(images.flip(-1)).float()) / 2 if self.flips else logits
-        temperature = self.temperature or 1
+        temperature = self.decision.temperature or 1
         for label, outputs in self.merged.items():  # adds the probabilities of logits / temperature
             of_class = temperature * (logits[:, outputs] / temperature).logsumexp(-1)
             logits = logits.index_fill(1, torch.tensor(outputs, device=logits.device), -torch.inf)

@@ -4,21 +4,17 @@ Legend: N samples, M readable samples, C classes.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from configs.schema.operating_point import Goal, OperatingPoint
-from configs.yaml_io import find_name, shorten
-from datasets.sources.class_names import list_names, new_names
+from configs.schema.operating_point import OperatingPoint
 from datasets.sources.samples import UNKNOWN, label_pairs
-from datasets.sources.shared_arrays import to_nfc
 from engine.evaluation.ranking import RankingFigures, rank_outside_blocks, reaches, read_labels
 from engine.evaluation.results import ClassFigures, SampleResults, choose_threshold, figures_of_counts, mean_f1
-from utils.errors import UserError, did_you_mean
 from utils.metric_table import METRICS, Metric
 
 _BLOCKS = 20  # of the jackknife
@@ -170,19 +166,6 @@ def _why_no_threshold(results: SampleResults, point: OperatingPoint) -> str:
         return "no threshold: the weights have none"
     number = "none" if point.specificity else "all"
     return f"no threshold: {point.title} is reached only with {number} called {point.name}"
-
-
-def point_of(goal: Goal, names: Sequence[str], renamed: Mapping[str, str] | None) -> OperatingPoint:
-    """The goal with the label of its class, after DATA.RENAME. names: of all labels.
-
-    Raises UserError: there is no such class.
-    """
-    (name,) = new_names([to_nfc(goal.name)], renamed)
-    name = find_name(name, names)
-    if name not in names:
-        fix = did_you_mean(name, names) or f"; give one of {list_names(names)}"
-        raise UserError(f"EVAL.OPERATING_POINT: no class is {shorten(name)}{fix}")
-    return OperatingPoint(label=names.index(name), **{**goal.model_dump(), "name": name})
 
 
 def decide_at(results: SampleResults, point: OperatingPoint) -> SampleResults:

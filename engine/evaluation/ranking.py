@@ -188,12 +188,6 @@ def rank_outside_blocks(values: np.ndarray, is_own: np.ndarray, ends: np.ndarray
     return figures
 
 
-def has_label(targets: np.ndarray, label: int) -> np.ndarray:
-    """Which samples have the label, bool (N,). targets: as of `rank_samples`."""
-    has: np.ndarray = targets == label if targets.ndim == 1 else targets[:, label] > 0
-    return has
-
-
 def reaches(scores: np.ndarray, threshold: float) -> np.ndarray:
     """Which scores, float32 (N,), are at or above a threshold: from the next float32 on, if it is between two."""
     least = np.float32(threshold)

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from configs.schema.operating_point import Decision, OperatingPoint
 from datasets.batch import PADDING, is_padding
-from datasets.sources.samples import UNKNOWN, Samples
+from datasets.sources.samples import UNKNOWN, Samples, has_label
 from engine.evaluation.calibration import Calibration, calibration, choose_temperature, temper
 from engine.evaluation.ranking import (
     RankingFigures,
     divide,
-    has_label,
     mean_defined,
     mean_of,
     rank_labels,

@@ -187,8 +187,8 @@ class ResultTables:
         every = zip(names, [join_bins(bins), *bins], strict=True)
         rows = ([*name, *row] for name, of_label in every for row in _bin_rows(of_label))
         self._write_table("calibration", ("label", "class", *_BIN_COLUMNS), rows, NUM_BINS)
-        thresholds = results.used_thresholds
-        divided = torch.from_numpy(thresholds / results.temperature)
+        thresholds = results.used_thresholds / results.temperature  # of the probabilities that users see
+        divided = torch.from_numpy(thresholds)
         shares = {"ap": ranking.average_precision, "threshold": 100 * divided.sigmoid().numpy()}
         shares |= {
             "probability": np.array([mean_of(np.nan_to_num(one.confidence), one.count) for one in bins]),

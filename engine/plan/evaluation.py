@@ -4,6 +4,7 @@ The files of other programs often name no classes: the evidence is then in the n
 """
 
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 from timm.models import get_arch_pretrained_cfgs, is_model
 
 from configs.command_line import Command
+from configs.flags import Prediction
 from configs.parts import check_plugins
 from configs.resolve import Facts, follow_facts
 from configs.schema import Config
@@ -46,7 +48,8 @@ from datasets.sources.rows import Rows
 from datasets.sources.samples import Samples
 from datasets.sources.sets.imagenet_sets import class_mask, wordnet_ids
 from datasets.sources.source import Wanted
-from datasets.sources.split import History, as_read_before
+from datasets.sources.split import History, as_read_before, hash_paths
+from engine.checkpoint.files import find_checkpoint
 from engine.checkpoint.run_folder import check_same_checkpoint
 from engine.checkpoint.weights_record import record_in, weights_record
 from engine.plan.training import check_same_options, describe_preprocessing, find_on_all_ranks
@@ -58,6 +61,8 @@ from models.weights.read import WeightsFile, read_weights
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.notes import Note
+from utils.system import require
+from utils.tables import MAX_ROWS
 
 _DECODE_SECONDS = 2.0  # one error then names most of the unusable images
 _TITLES = {"train": "Training", "val": "Validation", "test": "Test"}  # of a split, in the log
@@ -70,6 +75,7 @@ class EvaluationPlan:
     samples: to evaluate, with the class names of the model. images: about them. class_mask: the logits to compute, bool
     (C,); None: all. merged: of `Evaluator`. split: 'train', 'val' or 'test'; 'all': of data without splits. title: of
     the figures in the log. purpose: EVALUATE or FEATURES. notes: lines for the log. record: of the weights.
+    others: options and records of the further models of a mean.
     """
 
     config: Config
@@ -82,6 +88,7 @@ class EvaluationPlan:
     purpose: Purpose
     notes: list[Note | Fact]
     record: WeightsRecord
+    others: Sequence[tuple[Config, WeightsRecord]] = ()
 
 
 def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger) -> EvaluationPlan:
@@ -89,8 +96,8 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
 
     Labels follow the class names of the checkpoint. Options that the user did not write follow its preprocessing, its
     number of classes and, if the user named no model, its architecture. Every rank must call it.
-    Raises UserError: as `read_data` and `check_images`; no such checkpoint or weights; a preprocessing that
-    contradicts the options. In a prediction, missing and unreadable images are no errors.
+    Raises UserError: as `read_data`, `check_images`, `_check_prediction` and `_plan_mean`; no such checkpoint or
+    weights; a preprocessing that contradicts the options. In a prediction, missing and unreadable images are no errors.
     """
     if command.config.model.resume:
         command = command.with_weights(_checkpoint_of(command, context, logger))
@@ -120,7 +127,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     if not command.path and properties_of(config.data.dataset).synsets:
         mask = class_mask(config.data.dataset, samples.class_names)
         notes.append(Note("log", f"{config.data.dataset}: the logits of other classes are masked"))
-    return EvaluationPlan(
+    plan = EvaluationPlan(
         config=config,
         samples=samples,
         images=images,
@@ -132,6 +139,9 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         notes=notes,
         record=record,
     )
+    if prediction:
+        _check_prediction(prediction, config, len(samples))
+    return _plan_mean(command, plan, context, logger) if command.runs else plan
 
 
 def _rename(record: WeightsRecord, options: Config) -> tuple[WeightsRecord, dict[int, list[int]]]:
@@ -377,3 +387,53 @@ def _plain(name: str) -> str:
     """'n01440764' of 'n01440764_tench', 'church building' of 'Church_building'."""
     wordnet_id = re.match(r"n\d{8}(?!\d)", name.lower())
     return wordnet_id[0] if wordnet_id else " ".join(re.findall(r"[^\W_]+", name.casefold()))
+
+
+def _plan_mean(command: Command, plan: EvaluationPlan, context: ProcessContext, logger: RunLogger) -> EvaluationPlan:
+    """The plan of the mean of all models of a sweep, of whose first model `plan` is.
+
+    Raises UserError: their classes or their preprocessing differ; these images trained some of them; a map or features
+    of several models.
+    """
+    if command.embeds or (command.prediction and command.prediction.explain):
+        raise UserError(
+            f"-embed and -explain are of one model; give one with -resume={shlex.quote(str(command.runs[0]))}"
+        )
+    is_compared = not command.path and plan.split != "test"
+    is_of_training = plan.record.is_of(plan.config.data) or plan.images.trained
+    paths = hash_paths(plan.samples.names_for_split)
+    others = []
+    for run in command.runs[1:]:
+        found = find_checkpoint(str(run), context, best_first=True)
+        assert found
+        for note in found.notes:
+            logger.warn(f"Resume: skipped: {note}")
+        config, record, _ = options_of_weights(command.with_weights(found.path))
+        record, _ = _rename(record, config)
+        if (record.class_names, record.preprocessing) != (plan.record.class_names, plan.record.preprocessing):
+            raise UserError(f"{run}: has other classes, or another preprocessing, than {command.runs[0]}")
+        has_trained = record.split and np.isin(paths, record.split.trained).all()
+        if is_compared and record.split != plan.record.split and (is_of_training or has_trained):
+            problem = f"-resume={run.parent}: the runs hold out different images, which trained the others"
+            fix = f"python scripts/report.py {shlex.quote(str(run.parent))} has the figures out of fold"
+            raise UserError(f"{problem}; give images of other paths with -data_path; {fix}")
+        others.append((config, record))
+    names = ", ".join(run.name for run in command.runs)
+    line = Note("screen", f"The mean of {len(command.runs)} models: {names}")
+    return replace(plan, notes=[*plan.notes, line], others=others)
+
+
+def _check_prediction(options: Prediction, config: Config, number: int) -> None:
+    """Raises UserError: -threshold is at most 1 / classes, which the most probable class always has; a workbook has
+    fewer rows than `number`, the images.
+    """
+    least = 1 / config.model.num_logits
+    if options.threshold is not None and options.threshold <= least and not config.data.multi_label:
+        raise UserError(
+            f"-threshold={options.threshold:g}: labels no image unknown, as the most probable class "
+            f"has a probability of at least {least:.3g}; give a higher one, or leave it out"
+        )
+    if options.excel:
+        require("-format excel", "xlsxwriter")
+        if number >= MAX_ROWS:
+            raise UserError(f"-format excel: {number:,} images, but a sheet has {MAX_ROWS:,} rows; use -format csv")

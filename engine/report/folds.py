@@ -14,10 +14,10 @@ import torch
 from configs.schema.data import properties_of
 from configs.schema.operating_point import Goal
 from datasets.sources.corrections import decided_rows
-from engine.evaluation.intervals import point_of
 from engine.evaluation.results import join
 from engine.evaluation.suspects import margins, write_suspects
 from engine.evaluation.tables import SCORES, ResultTables, read_scores
+from engine.plan.decision import point_of
 from engine.report.contents import Evaluation, RunContents, evaluation_in
 from engine.run.record import EVALUATION, PICTURES, SUSPECTS
 from utils.errors import UserError

@@ -28,7 +28,7 @@ import yaml
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from configs.schema import Data
+from configs.schema import Config, Data
 from datasets.batch import Batch
 from engine.run.facts import Model
 from engine.run.record import RunRecord
@@ -295,3 +295,11 @@ def copy_to_meta(model: nn.Module, device: str = "meta") -> nn.Module:
     for buffer in model.buffers():
         memo[id(buffer)] = without_memory(buffer)
     return copy.deepcopy(model, memo).eval()
+
+
+def model_line(config: Config, meta_model: nn.Module, more: str) -> str:
+    """The line of the screen about a model."""
+    parameters, trained = (f"{number / 1e6:.3f} M" for number in count_parameters(meta_model))
+    trained = f", {trained} trained" if trained != parameters and not config.eval.enabled else ""
+    size = " x ".join(map(str, dict.fromkeys(config.data.input_size)))
+    return f"Model: {config.model.name}, {parameters} parameters{trained}, {size} pixels, {more}"

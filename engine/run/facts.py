@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
+from configs.schema import Data
+from configs.schema.data import properties_of
 from utils.tables import three_digits
 
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
@@ -215,3 +217,8 @@ def read_fact(facts: dict[str, Any], kind: type[_F]) -> _F | None:
     with suppress(ValueError):  # pydantic's errors, too
         return TypeAdapter(kind).validate_python(facts.get(kind.__name__))
     return None
+
+
+def place_of(data: Data) -> str:
+    """' (PATH)' of the files of the data, or ' (NAME)'."""
+    return f" ({data.data_path if properties_of(data.dataset).has_files else data.dataset})"

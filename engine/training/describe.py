@@ -13,9 +13,9 @@ from configs.batch_plan import EpochLayout
 from configs.schema import Model, Parallel, Train
 from configs.yaml_io import format_value
 from datasets.sources.class_names import list_names
-from engine.evaluation.session import model_line, place_of
 from engine.progress import EpochProgress
-from engine.run.facts import Devices, TrainingData
+from engine.run.cost import model_line
+from engine.run.facts import Devices, TrainingData, place_of
 from engine.training.loss import Teacher
 from engine.training.optimizer import describe_optimizer, timm_name, unused_keys
 from engine.training.step import TrainState

@@ -13,14 +13,16 @@ from torch import nn
 
 from configs.batch_plan import EpochLayout
 from configs.schema import Config
+from configs.schema.operating_point import TO_CHOOSE
 from datasets.loading.loader import BadImageList, Loader, TrainBatches, build_eval_loader
 from datasets.sources.checks import digest_of, notes_on
 from datasets.sources.class_names import find_ambiguity, map_labels, names_of_labels, rename_classes
 from engine.checkpoint.run_folder import HELD_OUT_FILE
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.session import apply_op_lists, build_evaluator, note_on_goal, operating_goal
+from engine.evaluation.session import apply_op_lists, build_evaluator
 from engine.features.probe import Solved, set_head
 from engine.parallel import build_strategy, compile_model, run_eagerly
+from engine.plan.decision import note_on_goal, operating_goal
 from engine.plan.training import Plan
 from engine.precision.master_weights import WeightAverage
 from engine.precision.policy import Precision, fuse_blocks, set_process_switches
@@ -116,7 +118,7 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
         position=position,
         batches=batches,
         val_batches=build_eval_loader(data, plan.val, context, config.timeout_seconds, bad_images),
-        evaluator=replace(build_evaluator(config, state.precision, state.strategy, context), point=goal),
+        evaluator=build_evaluator(config, state.precision, state.strategy, context, TO_CHOOSE._replace(point=goal)),
         bad_images=bad_images,
         solved=solved,
         lines=describe_on_screen(state, fitted, images, position.progress if plan.found else None),

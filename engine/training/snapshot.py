@@ -88,7 +88,7 @@ class RunPosition:
         there is none, or if no checkpoint has its weights.
     best_is_unsaved: the run was killed after it saved this position and before it wrote `best.pth`.
     best_path: the checkpoint of a resumed run with the weights of `best`.
-    decision: of the latest evaluation.
+    decision: of the evaluation of these weights; before it, the goal of its point.
     """
 
     config: Config

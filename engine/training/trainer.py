@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from configs.load import RUN_OPTIONS
+from configs.schema.operating_point import Decision
 from datasets.batch import Batch
 from engine.checkpoint.files import CheckpointWriter
 from engine.checkpoint.run_folder import BEST, LAST, change_train_options
@@ -184,7 +185,8 @@ class Trainer:
         return epochs_done % every == 0 or epochs_done == self.config.train.num_epochs
 
     def start_epoch(self) -> None:
-        """Starts the clocks of an epoch, or of the rest of one."""
+        """Starts the clocks of an epoch, or of the rest of one. The next weights have decided nothing."""
+        self.position.decision = Decision(point=self.position.decision.goal)
         self.reporter.start_epoch(self.progress)
         self.position.clock.start(self._images_done())
 

@@ -146,7 +146,9 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     target = flags.output or weights.with_name(weights.stem + FORMATS[kind].suffix)
     check_target(target, kind, weights)
     context = single_process("cpu")
-    command = command.with_weights(weights)
+    # In fp32, without test-time augmentation and the parts that only training needs.
+    given = command.config.changed(amp=Amp(), eval=command.config.eval.changed(tta="none"))
+    command = replace(command, config=given).with_weights(weights)
     needs_images = not (flags.check or flags.no_check)
     trained = open_trained(command, context) if needs_images else without_images(command)
     if flags.no_paths:
@@ -157,9 +159,7 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
             f"-format {kind}: the weights were published for RESIZE {data.resize} with CROP_PCT {data.crop_pct:g}"
             ", and an export shows whole images; set DATA.CROP_PCT=1"
         )
-    # In fp32, without test-time augmentation and the parts that only training needs.
     config = trained.config.with_model(attention="auto", grad_checkpointing=False, tune="full")
-    config = config.changed(amp=Amp(), eval=config.eval.changed(tta="none"))
     trained = replace(trained, config=config)
     built = build_eval_model(config, context, record=trained.record)
     for note in (*built.notes, *trained.notes):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from configs.command_line import Command, to_yaml
 from configs.schema import Config
-from configs.schema.operating_point import UNDECIDED, Decision
+from configs.schema.operating_point import TO_CHOOSE, UNDECIDED, Decision
 from configs.weights import NO_RECORD, PLACE, SPLIT, WeightsRecord, keys_of, options_to_export
 from configs.yaml_io import Values, format_value, parse_value
 from datasets.loading.loader import build_eval_loader
@@ -22,6 +22,7 @@ from engine.checkpoint.files import find_checkpoint
 from engine.checkpoint.weights_record import decision_to_entries, describe_data, to_metadata, weights_record
 from engine.evaluation.intervals import confidence_interval, figures_at
 from engine.evaluation.session import EvalModel
+from engine.plan.decision import decision_for
 from engine.plan.evaluation import imagenet_subset, options_of_weights, plan_evaluation
 from engine.report.overview import interval_text
 from engine.run.facts import Fact, ImagesRead, read_fact
@@ -72,12 +73,8 @@ class TrainedModel:
             return []
         now = self.config.data.model_dump(mode="json", by_alias=True)
         before = self.record.preprocessing
-        others = [f"DATA.{key}={format_value(now[key])}" for key in before if now[key] != before[key]]
-        if self.config.model.weights_entry:
-            others.append(f"MODEL.WEIGHTS_ENTRY={self.config.model.weights_entry}")
-        if self.record.decision.tta != "none":
-            others.append(f"EVAL.TTA={self.record.decision.tta}")
-        return others
+        pixels = [f"DATA.{key}={format_value(now[key])}" for key in before if now[key] != before[key]]
+        return [*pixels, *decision_for(self.record, self.config)[1]]
 
     @property
     def options(self) -> dict[str, Values]:
@@ -113,9 +110,7 @@ class TrainedModel:
         """
         if len(self.class_names or ()) > len(self.config.data.only_classes or self.class_names or ()):
             raise UserError("DATA.ONLY_CLASSES: figures and thresholds are of all classes of the model; remove it")
-        point = self.decision.point
-        goal = point and point.model_copy(update={"is_chosen": False})
-        evaluator = replace(built.evaluator, thresholds=None, temperature=None, point=goal)
+        evaluator = replace(built.evaluator, decision=TO_CHOOSE._replace(point=self.decision.goal))
         model = evaluator.precision.compute_copy(built.fp32)
         assert self.samples
         batches = build_eval_loader(self.config.data, self.samples, evaluator.context, self.config.timeout_seconds)
@@ -180,13 +175,10 @@ def _class_names(config: Config, record: WeightsRecord) -> list[str] | None:
 
 def _trained_model(config: Config, record: WeightsRecord, notes: list[Note | Fact]) -> TrainedModel:
     names = _class_names(config, record)
-    decision = record.decision
     renames = config.data.rename
     if names and renames:
         if merged_outputs(names, renames):
             raise UserError("DATA.RENAME: an export cannot merge classes; give each class a name of its own")
         names = rename_classes(names, renames)
-        if decision.point:
-            new = renames.get(decision.point.name, decision.point.name)
-            decision = decision._replace(point=decision.point.model_copy(update={"name": new}))
+    decision, _ = decision_for(record, config, names or ())
     return TrainedModel(config, names, notes, record, decision)

@@ -16,7 +16,6 @@ from conftest import (
     config_for,
     eval_loader_for,
     export_as,
-    log_of,
     model_for,
     only_run,
     read_result,
@@ -176,9 +175,6 @@ def test_an_export_has_the_figures_of_the_model_that_it_is(trained_digits, tmp_p
     export_as("hf", run, tmp_path / "hf", "-no_check")
     assert read_record(str(tmp_path / "hf/model.safetensors")).decision == UNDECIDED
     assert "**Figures:** none" in (tmp_path / "hf/README.md").read_text()
-    for tta, warns in (("none", True), ("flip", False)):
-        run_here("-eval", f"-resume={run}", f"-output={tmp_path / tta}", "-opts", f"EVAL.TTA={tta}")
-        assert ("were chosen with EVAL.TTA=flip" in log_of(only_run(tmp_path / tta, "eval"))) == warns
 
 
 OTHERS = ["MODEL.WEIGHTS_ENTRY=model", "DATA.IMAGENET_MEAN=[0.1]", "DATA.IMAGENET_MEAN=[0.5]"]

@@ -1,14 +1,16 @@
 """The temperature of weights against scipy, and on its way from a training to evaluations, predictions and exports."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import ALL_DIGITS, evaluate, run_here
+from conftest import ALL_DIGITS, ROOT, evaluate, run_here
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_expit, log_softmax, softmax
 from test_results import results_for, results_of, stored_decision
@@ -186,8 +188,13 @@ def test_a_temperature_travels_from_a_training_to_evaluations_predictions_and_ex
     }
     with np.load(folder / "evaluation/scores.npz") as saved:
         scores, labels, classes = saved["scores"], saved["labels"], saved["classes"].tolist()
+    (script,) = re.findall(r"```python\n([^`]*log\(p\).*?)```", (ROOT / "docs/evaluation.md").read_text(), re.S)
+    typed = dict[str, Any]()
+    exec(re.sub('folder = ".*"', f'folder = "{folder}/evaluation"', script), typed)
+    assert typed["of_labels"] == pytest.approx(expit(temper(scores, temperature, True)), abs=1e-6)
     run_here("-predict", *flags, "-dataset=digits", "-format=wide", f"-output={tmp_path / 'p'}")
     probabilities = probabilities_of(tmp_path / "p", classes)
+    assert probabilities == pytest.approx(typed["probabilities"], abs=2e-6)
     assert probabilities == pytest.approx(softmax(log_expit(scores.astype(np.float64)) / temperature, 1), abs=2e-6)
     assert summary["ece"] == pytest.approx(expected_error(expit(scores), labels), abs=0.01)
     assert summary["calibrated"]["ece"] == pytest.approx(expected_error(probabilities, labels), abs=0.01)

@@ -13,7 +13,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.mean import MEAN, MeanOfModels
+from engine.evaluation.mean import MeanOfModels
+from engine.plan.decision import MEAN
 from tests.datasets.sources.source_helpers import write_image
 from utils.files import atomic_save, read_json
 

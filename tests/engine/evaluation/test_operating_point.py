@@ -23,7 +23,7 @@ from engine.evaluation.calibration import temper
 from engine.evaluation.intervals import figures_at
 from engine.evaluation.predictions import Predictions
 from engine.evaluation.results import MIXED_LABELS, SampleResults, mean_by_group
-from engine.evaluation.session import note_on_goal, operating_goal
+from engine.plan.decision import note_on_goal, operating_goal
 from scripts.export import main as export
 from tests.datasets.sources.source_helpers import write_patients
 from utils.files import read_json

@@ -51,8 +51,13 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, tmp_path):
     state = load_checkpoint(folder / "best.pth")
     logits = torch.tensor(state["threshold_logits"], dtype=torch.float64)
     thresholds = (logits / (state.get("temperature") or 1)).sigmoid().tolist()
-    classes = read_rows(folder / "evaluation" / "per_class.csv")
+    classes, curves = (read_rows(folder / f"evaluation/{name}.csv") for name in ("per_class", "curves"))
     assert [f"{100 * threshold:.4f}" for threshold in thresholds] == [row["threshold"] for row in classes]
+    for row, curve in ((row, [one for one in curves if one["class"] == row["class"]]) for row in classes):
+        above = [one for one in curve if float(one["threshold_logit"]) >= float(row["threshold_logit"])]
+        assert above[-1]["specificity"] == row["specificity"]  # one scale
+    raw = evaluate(tmp_path / "raw", f"-resume={folder}", "-opts", "MODEL.WEIGHTS_ENTRY=raw")  # the average has decided
+    assert {row["threshold"] for row in read_rows(raw / "evaluation/per_class.csv")} == {"50.0000"}
     (every,) = (row for row in classes if row["class"] == "every")
     assert (every["f1"], every["count"], every["predicted"]) == ("100.0000", "29", "29")
     listed = tmp_path / "unlabelled.txt"

@@ -1,0 +1,112 @@
+"""Thresholds, operating points and temperatures decide for the logits that chose them, and for no other ones."""
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ALL_DIGITS, SMALL_BATCHES, cells_of, evaluate, run_here, train
+from sklearn.metrics import roc_curve
+
+from engine.checkpoint.weights_record import read_record
+from engine.plan.decision import MEAN
+from utils.files import read_json
+from utils.tables import read_rows
+
+GOAL = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
+LEARNS = (ALL_DIGITS, SMALL_BATCHES, "TRAIN.BASE_LR=1e-2", GOAL)
+AVERAGED = (*LEARNS, "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9")
+
+# The options of a training, of its evaluation, and whether the decision of the training is kept
+LOGITS = """
+average | | true
+average | MODEL.WEIGHTS_ENTRY=average | true
+average | MODEL.WEIGHTS_ENTRY=state_dict_ema | true
+average | MODEL.WEIGHTS_ENTRY=raw | false
+average | MODEL.WEIGHTS_ENTRY=model | false
+average | EVAL.TTA=flip | false
+average | 'DATA.RENAME={4: four}' | true
+raw | MODEL.WEIGHTS_ENTRY=raw | true
+raw | MODEL.WEIGHTS_ENTRY=raw EVAL.TTA=flip | false
+"""
+
+
+def decided_by(weights: Path, output: Path, *options: str) -> tuple[dict, list[dict[str, str]], np.ndarray, np.ndarray]:
+    """The summary of an evaluation of the validation images, the rows of their prediction, scores and kinds."""
+    argv = [f"-pretrained={weights}", "-split=val", "-dataset=digits", *(["-opts", *options] if options else [])]
+    folder = evaluate(output / "eval", *argv)
+    run_here("-predict", *argv, f"-output={output / 'predict'}")
+    with np.load(folder / "evaluation/scores.npz") as saved:
+        scores, labels = saved["scores"][:, 3], saved["labels"] == 3
+    return read_json(folder / "evaluation/summary.json"), read_rows(output / "predict/predictions.csv"), scores, labels
+
+
+@pytest.mark.parametrize("kind, options, is_kept", cells_of(LOGITS))
+def test_the_decision_of_a_training_is_of_its_logits(kind, options, is_kept, trained_digits, tmp_path, capsys):
+    """Of others, the images of an evaluation choose the threshold, without a temperature; a prediction has none."""
+    run = trained_digits(*(AVERAGED if kind == "average" else LEARNS))
+    stored = read_record(str(run / "best.pth")).decision
+    assert stored.temperature != 1
+    summary, rows, scores, labels = decided_by(run / "best.pth", tmp_path, *shlex.split(options))
+    point = summary["operating_point"]
+    assert ("Left out, as other logits" in capsys.readouterr().out) == (is_kept == "false")
+    if is_kept == "true":
+        assert (point["threshold"], summary["chooses_point"]) == (stored.point.threshold, False)
+        assert summary["calibrated"]["temperature"] == stored.temperature
+        assert float(rows[0]["decision_threshold"]) == pytest.approx(1 / (1 + np.exp(-point["threshold"])), abs=1e-6)
+        return
+    false, true, _ = roc_curve(labels, scores, drop_intermediate=False)
+    assert summary["chooses_point"]
+    assert "calibrated" not in summary
+    assert point["sensitivity"] == pytest.approx(100 * true[false <= 0.1].max())
+    assert (100 * (scores[~labels] < point["threshold"])).mean() == pytest.approx(point["specificity"])
+    assert "decision" not in rows[0]
+
+
+def test_weights_that_were_trained_on_after_an_evaluation_have_no_decision(trained_digits, tmp_path):
+    """best.pth has the one of its own epoch. An evaluation chooses for the goal; a longer training decides again."""
+    run = shutil.copytree(trained_digits(*LEARNS), tmp_path / "out/run")
+    steps = read_json(run / "run.json")["step"]
+    best = read_record(str(run / "best.pth")).decision
+    longer = [f"-resume={run}", "-epochs=3", "-opts", f"TRAIN.MAX_STEPS={steps + 1}"]
+    train(longer)
+    later = read_record(str(run / "last.pth")).decision
+    assert (later.temperature, later.point.is_chosen, later.point.threshold) == (1, False, None)
+    assert read_record(str(run / "best.pth")).decision == best
+    summary, rows, *_ = decided_by(run / "last.pth", tmp_path)
+    assert summary["chooses_point"]
+    assert "decision" not in rows[0]
+    train([*longer[:-2], "-opts", "TRAIN.MAX_STEPS=null"])
+    assert read_record(str(run / "last.pth")).decision.point.is_chosen
+
+
+def test_the_decision_of_a_mean_is_of_its_models(trained_digits, tmp_path):
+    """Other weights of one, or other entries of all, are another mean; a command that chooses nothing keeps it."""
+    for seed in range(2):
+        run = trained_digits(*AVERAGED, f"SEED={seed}")
+        shutil.copytree(run, tmp_path / f"sweep/SEED={seed}-20260102-12-00")
+    sweep = tmp_path / "sweep"
+    (sweep / "sweep.json").write_text("{}")
+    runs = [f"-resume={sweep}", "-dataset=digits"]
+    measured = evaluate(tmp_path / "measured", *runs)
+    stored = (sweep / MEAN).read_bytes()
+    threshold = read_json(measured / "evaluation/summary.json")["operating_point"]["threshold"]
+
+    def decisions(output: str, *options: str) -> set[str]:
+        argv = [*runs, "-split=val", f"-output={tmp_path / output}", *(["-opts", *options] if options else [])]
+        run_here("-predict", *argv)
+        return {row.get("decision_threshold", "") for row in read_rows(tmp_path / output / "predictions.csv")}
+
+    (found,) = decisions("own")
+    assert float(found) == pytest.approx(1 / (1 + np.exp(-threshold)), abs=1e-6)
+    assert decisions("raw", "MODEL.WEIGHTS_ENTRY=raw") == decisions("flip", "EVAL.TTA=flip") == {""}
+    assert decisions("renamed", "DATA.RENAME={4: four}") == {found}
+    evaluate(tmp_path / "without", *runs, "-opts", "EVAL.OPERATING_POINT=null")
+    assert (sweep / MEAN).read_bytes() == stored
+    record = sweep / "SEED=1-20260102-12-00/run.json"
+    content = read_json(record)
+    content["result"]["epoch"] += 1
+    record.write_text(json.dumps(content))
+    assert decisions("longer") == {""}
