@@ -10,6 +10,7 @@ from conftest import ROOT, cells_of, config_for, each_row, line_of, refused, tol
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.batch_plan import BatchPlan, EpochLayout
 from configs.command_line import parse_command_line, to_yaml
 from configs.compare import changed_options, set_by
 from configs.flags import KEY_FLAGS
@@ -42,19 +43,31 @@ def test_accumulation_follows_from_the_number_of_ranks():
     assert steps_of(7, "TRAIN.ACCUM_ITER=3") == 3
 
 
+def test_another_global_batch_of_a_checkpoint_is_named_with_the_option_that_keeps_it():
+    checkpoint = {"geometry": EpochLayout(64, BatchPlan(8), seed=0).geometry}
+    line = "the global batch size is {}, before 8{}".format
+    kept = "; DATA.GLOBAL_BATCH_SIZE=8 keeps it"
+    expected = {8: None, 4: line(4, kept), 2: line(2, kept), 12: line(12, "")}
+    layouts = {size: EpochLayout(64, BatchPlan(size), seed=0) for size in expected}
+    assert {size: layout.changed_global_batch(checkpoint) for size, layout in layouts.items()} == expected
+
+
 CLASSES = """
-words | number
-DATA.ONLY_CLASSES=[3,8] | 2
-DATA.ONLY_CLASSES=[3,6,8] 'DATA.RENAME={6: 8}' | 2
-DATA.ONLY_CLASSES=[3,8] MODEL.NUM_CLASSES=10 | 10
-DATA.ONLY_CLASSES=[3,8] EVAL.ENABLED=true MODEL.PRETRAINED=x.pth | 10
+words | number | before
+DATA.ONLY_CLASSES=[3,8] | 2 | 10
+DATA.ONLY_CLASSES=[3,6,8] 'DATA.RENAME={6: 8}' | 2 | 10
+DATA.ONLY_CLASSES=[0,1,2,3,4,5,6,7,8,9] | 10 |
+DATA.ONLY_CLASSES=[3,8] MODEL.NUM_CLASSES=10 | 10 |
+DATA.ONLY_CLASSES=[3,8] EVAL.ENABLED=true MODEL.PRETRAINED=x.pth | 10 |
 """
 
 
 @each_row(CLASSES)
-def test_a_recipe_has_as_many_classes_as_are_chosen(words, number):
-    config = config_for("-cfg=configs/vit_digits.yaml", "-opts", *shlex.split(words))
-    assert config.model.num_classes == int(number)
+def test_a_recipe_has_as_many_classes_as_are_chosen(words, number, before):
+    command = parse_command_line(["-cfg=configs/vit_digits.yaml", "-opts", *shlex.split(words)])
+    assert command.config.model.num_classes == int(number)
+    expected = [f"MODEL.NUM_CLASSES is {number} in place of {before}: DATA.ONLY_CLASSES"] if before else []
+    assert told(command.notes, "NUM_CLASSES") == expected
 
 
 def test_dinov3_takes_bfloat16_unless_a_dtype_is_given():

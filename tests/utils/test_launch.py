@@ -254,6 +254,13 @@ def test_sigterm_ends_the_first_process_of_a_container_while_it_imports(tmp_path
     assert (ended.returncode, ended.stderr) == (143, "")
 
 
+@pytest.mark.skipif(os.system("unshare -rpf true 2>/dev/null") != 0, reason="needs namespaces of processes")
+@pytest.mark.parametrize("words, status", [("-h", 0), ("-unknown", 2)])
+def test_the_first_process_of_a_container_has_the_status_of_the_script(words, status):
+    command = ["unshare", "-rpf", sys.executable, "main_single_gpu.py", words]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == status
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_ctrl_c_while_a_script_imports_prints_no_traceback(tmp_path, script):
     ended = end_while_importing(tmp_path, script, "os.kill(os.getpid(), signal.SIGINT)")

@@ -6,6 +6,8 @@ import json
 import numpy as np
 import pytest
 from conftest import ROOT
+from PIL import Image
+from PIL.ExifTags import Base
 
 from datasets.decoding import decode, images
 from datasets.decoding.decode import Decoding, open_image
@@ -13,7 +15,7 @@ from datasets.decoding.images import BadImage, has_frames, missing_decoder
 from datasets.decoding.properties import FLOAT, NO_RANGE, OUTSIDE, REFUSED
 from datasets.decoding.tiff import TiffHeader
 from tests.datasets.decoding.test_decode import KINDS
-from tests.datasets.photo import decode_image, tiff16
+from tests.datasets.photo import decode_image, encode, tiff16
 
 CASES = json.loads((ROOT / "tests/fixtures/images.json").read_text())
 REFUSED_BY_NAME = {row.name: row for row in REFUSED}
@@ -72,3 +74,21 @@ def test_the_header_of_a_tiff_alone_is_read_once_more(monkeypatch, tmp_path):
     assert not opened
     decode_image(tiff16(np.ones((4, 5, 1)), photometric=1), 3)
     assert len(opened) == 1
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_a_grey_range_is_of_deep_values_only(kind):
+    levels = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    pixels = open_image(encode(Image.fromarray(levels), kind), 1, lambda: "x", Decoding((0, 4095))).pixels
+    assert pixels[0].tolist() == levels.tolist()
+
+
+def test_signed_bytes_are_read_without_negative_values():
+    for highest in (126, 127, 128):
+        levels = np.full((4, 4), highest, np.uint8)
+        data = encode(Image.fromarray(levels), "TIFF", tiffinfo={Base.SampleFormat: 2})
+        if highest == 128:  # -128
+            with pytest.raises(BadImage, match="x: "):
+                open_image(data, 1, lambda: "x", Decoding())
+        else:
+            assert (open_image(data, 1, lambda: "x", Decoding()).pixels == highest).all()
