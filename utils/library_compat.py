@@ -26,9 +26,13 @@ def read_tiff_places_of_8_bytes() -> None:
 def import_timm_optimizers() -> None:
     """Imports timm's optimizers without torch's sharded tensors, which take a fifth of all imports.
 
-    timm's Muon imports them for its steps on such tensors, which this project does not use.
+    timm's Muon imports them for its steps on such tensors, which this project does not use. With them if this import
+    loads the compiler, too, which would lack them for good: `torch.compile` would fail in a program that imports this.
     """
-    with _unavailable("torch.distributed.tensor"):  # timm is prepared for the ImportError
+    from utils.torch_compat import is_dynamo_late  # imports torch
+
+    hidden = ("torch.distributed.tensor",) if is_dynamo_late() else ()
+    with _unavailable(*hidden):  # timm is prepared for the ImportError
         import timm.optim  # noqa: F401
 
 

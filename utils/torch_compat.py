@@ -185,6 +185,11 @@ def import_dynamo_late() -> None:
     sys.meta_path.insert(0, _LateModules())
 
 
+def is_dynamo_late() -> bool:
+    """Returns whether `import_dynamo_late` was called, and the compiler has not been imported."""
+    return isinstance(sys.modules.get(_DYNAMO), _LateModule)
+
+
 def _disable(function: Any = None, *arguments: Any, **keywords: Any) -> Any:
     """`torch._dynamo.disable`: no block calls the functions of these packages; a plugin's function may be compiled."""
     package, _, _ = getattr(function, "__module__", "").partition(".")

@@ -13,7 +13,7 @@ import math
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Lock
 
@@ -53,17 +53,18 @@ class ImageCache:
     def __reduce__(self) -> tuple[object, ...]:
         return open_cache, self.source
 
-    def open(self, index: int, decode: Callable[[], LazyImage]) -> LazyImage:
-        """The image at `index` of all. decode: opens its file; its errors are raised."""
+    def find(self, index: int) -> LazyImage | None:
+        """The image at `index` of all, if it is cached."""
         place = int(self._table[1 + index])
-        if place:
-            return LazyImage(self._pixels(place))
-        image = decode()
-        if self._table[_END] < len(self._memory):
-            pixels = image.pixels
-            if not image.warning:
-                self._add(index, pixels)
-        return image
+        return LazyImage(self._pixels(place)) if place else None
+
+    def keep(self, index: int, image: LazyImage) -> None:
+        """Caches an image that is decoded without a warning, as long as there is room."""
+        if self._table[_END] >= len(self._memory):
+            return
+        pixels = image.pixels
+        if not image.warning:
+            self._add(index, pixels)
 
     def _pixels(self, place: int) -> Tensor:
         height, width = np.frombuffer(self._memory, np.int32, 2, place).tolist()

@@ -244,12 +244,15 @@ class EncodedImages(Samples):
         return self.name(index).removeprefix(os.path.join(folder, ""))
 
     def open(self, index: int, channels: int) -> LazyImage:
-        def decode() -> LazyImage:
-            data = self.read_bytes(index)
-            self.note_content(index, data)
-            return open_image(data, channels, partial(self.name, index), self.decoding)
-
-        return self.cache.open(self.cache_start + index, decode) if self.cache else decode()
+        cached = self.cache.find(self.cache_start + index) if self.cache else None
+        if cached:
+            return cached
+        data = self.read_bytes(index)
+        self.note_content(index, data)
+        image = open_image(data, channels, partial(self.name, index), self.decoding)
+        if self.cache:
+            self.cache.keep(self.cache_start + index, image)
+        return image
 
 
 def read_error(error: OSError, path: str, name: str, fix: str) -> UserError:

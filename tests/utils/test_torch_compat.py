@@ -140,6 +140,12 @@ def test_is_compiled():
     assert torch_compat.is_compiled(module)
 
 
+@pytest.mark.slow
+def test_a_program_that_imports_the_training_can_compile():
+    code = "import engine.training, torch; m = torch.nn.Linear(2, 2); m.compile()"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
 def test_the_dropout_rates_of_attention():
     for op, place in torch_compat._ATTENTION.items():
         assert [argument.name for argument in op._schema.arguments].index("dropout_p") == place
