@@ -366,7 +366,7 @@ def _file_sizes(samples: ImageFiles) -> np.ndarray:
     def find(first: int) -> None:
         if time.monotonic() > deadline:
             return
-        for index, path in enumerate(samples.paths.part(first, min(first + _CHUNK, len(samples))), first):
+        for index, path in enumerate(samples.places.part(first, min(first + _CHUNK, len(samples))), first):
             sizes[index] = 0
             with suppress(OSError):
                 sizes[index] = os.stat(f"{samples.root}/{path}").st_size

@@ -127,7 +127,7 @@ def _cases_in_folders(listing: ImageFiles) -> list[Note]:
     """Of folders with numbers in the class folders: colon/{p01,p02}."""
     if len(listing.class_names) < 2 or not all("/" in folder for folder in listing.sizes):
         return []
-    paths = [*listing.paths]
+    paths = [*listing.places]
     option = case_folders(paths, 0)
     if not option:
         return []
@@ -149,7 +149,7 @@ def case_folders(paths: Sequence[str], of_labels: int, fewest: int = 2) -> str:
 
 def _cases_in_names(listing: ImageFiles) -> list[Note]:
     """Of the first expression whose text are cases in the names of files: P1001_1.jpg, P1001_2.jpg."""
-    paths = [*map(to_nfc, islice(listing.paths, 20_000))]
+    paths = [*map(to_nfc, islice(listing.places, 20_000))]
     targets = listing.arrays["targets"]
     classes = targets.tolist() if targets.ndim == 1 else [0] * len(targets)
     undated = (_NO_CASE.sub(lambda match: re.sub(r"\d", "x", match[0]), path) for path in paths)
@@ -244,7 +244,7 @@ def _find_groups(listing: ImageFiles, data: Data, given: str) -> StringPacker:
     if "(" in given:
         if problem := problem_of_expression(given):
             raise UserError(f"DATA.GROUPS {problem}")
-        matches = map(re.compile(given).search, map(to_nfc, listing.paths))
+        matches = map(re.compile(given).search, map(to_nfc, listing.places))
         return StringPacker("/".join(filter(None, match.groups())) if match else "" for match in matches)
     if os.path.exists(given):
         table = open_table(Path(given), data.encoding)
@@ -266,12 +266,12 @@ def _groups_in(
     rows = table_rows(table, changed)
     group_of = dict[str, str]()
     names = list(map("".join, rows.target_ids))
-    for path, line, target_id in zip(rows.paths.strings(), rows.lines, rows.row_target_ids, strict=True):
+    for path, line, target_id in zip(rows.files, rows.lines, rows.row_target_ids, strict=True):
         if group_of.setdefault(path, names[target_id]) != names[target_id]:
             rows.add_finding(line, f"{shorten(path)} has the group {shorten(group_of[path])} in another line")
     raise_problems(table.file, rows.findings)
     folder = os.path.relpath(listing.root, rows.root)
-    return StringPacker(group_of.get(os.path.normpath(os.path.join(folder, path)), "") for path in listing.paths)
+    return StringPacker(group_of.get(os.path.normpath(os.path.join(folder, path)), "") for path in listing.places)
 
 
 def warn_of_shared_groups(rows: Rows, wanted: Wanted) -> Rows:

@@ -267,7 +267,9 @@ def is_broken_link(path: str | Path) -> bool:
 
 
 def listing_arrays(paths: StringPacker, **columns: np.ndarray) -> dict[str, np.ndarray]:
-    """The `arrays` of `ImageFiles`. columns: `targets`, without which each image has the label 0, and `lines`."""
+    """The `arrays` of `ImageFiles`. paths: the names of the images. columns: `targets`, without which each image has
+    the label 0, and `lines`.
+    """
     defaults = {"paths_crcs": paths.crcs(), "targets": np.zeros(len(paths), np.int64)}
     return to_arrays(paths.strings(), "paths") | defaults | columns
 
@@ -276,11 +278,11 @@ def listing_arrays(paths: StringPacker, **columns: np.ndarray) -> dict[str, np.n
 class ImageFiles(EncodedImages):
     """N image files: their paths relative to `root`, their labels, and the name of each class.
 
-    `arrays` holds the paths as packed strings, `paths_crcs` uint32 (N,), `targets`, -1 for an invalid label, and
-    `lines` int32 (N,): the lines of `file` that name the images, if there is one. With DATA.GROUPS, the groups of the
-    images are packed strings, too; of images to predict, the texts that name them in a list, in `column`, are the
-    packed strings `listed`. `sizes`: the number of images in each folder, by its path relative to `root`, of class
-    folders.
+    `arrays` holds the paths, which are their names, as packed strings, `places`, if a table names them by other paths,
+    `paths_crcs` uint32 (N,), `targets`, -1 for an invalid label, and `lines` int32 (N,): the lines of `file` that name
+    the images, if there is one. With DATA.GROUPS, the groups of the images are packed strings, too; of images to
+    predict, the texts that name them in a list, in `column`, are the packed strings `listed`. `sizes`: the number of
+    images in each folder, by its path relative to `root`, of class folders.
     """
 
     root: Path
@@ -300,12 +302,17 @@ class ImageFiles(EncodedImages):
     def paths(self) -> PackedStrings:
         return strings_in(self.arrays, "paths")
 
+    @property
+    def places(self) -> PackedStrings:
+        """The path of each file in `root`."""
+        return strings_in(self.arrays, "places" if "places" in self.arrays else "paths")
+
     def select(self, indices: np.ndarray) -> Self:
         return super().select(indices).changed(cache=None)
 
     def name(self, index: int) -> str:
         """The file's path: a str, because each Path interns its parts, which would add up to millions of strings."""
-        return os.path.join(str(self.root), self.paths[index])
+        return os.path.join(str(self.root), self.places[index])
 
     def listed_name(self, index: int) -> str:
         return strings_in(self.arrays, "listed")[index] if "listed" in self.arrays else super().listed_name(index)
@@ -344,14 +351,10 @@ class ImageFiles(EncodedImages):
         few = self._few
         if not few or any(os.path.isfile(self.name(index)) for index in few):
             return []
-        name = self.paths[few[0]]
-        path = shorten(name)
+        path = shorten(self.places[few[0]])
         fix = "restore it"
         if self.file:
             fix = "correct the path, or set DATA.IMAGE_ROOT to the folder of these paths"
-        stem, ending = os.path.splitext(name)
-        if os.path.isfile(self.root / (stem + ending.swapcase())):
-            fix = f"write {ending.swapcase()} in place of {ending}"
         counted = min(len(self), 100_000)
         missing = sum(not os.path.isfile(self.name(index)) for index in range(counted))
         text = f"{path} is not a file in {self.root} ({missing:,} of {counted:,} are none)"

@@ -85,6 +85,11 @@ class History(NamedTuple):
     initial: RunSplit | None = None
     held_out: RunSplit | None = None
 
+    @property
+    def of_images(self) -> RunSplit | None:
+        """The split whose names of images count."""
+        return self.known or self.held_out or self.initial
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -330,6 +335,12 @@ def as_read_before(data: Data, known: RunSplit | None, is_same: bool = True) -> 
         return data
     columns = {"split": None, **data.given_columns} if is_same and known.held_out else data.columns
     return data.changed(encoding=data.encoding or "cp1252", columns=columns)
+
+
+def knows_some(known: RunSplit, paths: Iterable[str]) -> bool:
+    """Whether a run has held out, or trained on, an image of one of these names."""
+    names = {*map(to_nfc, paths)}
+    return not names.isdisjoint(known.listed) or bool(np.isin(_hashes_of(names), known.trained).any())
 
 
 def _hashes_of(paths: Iterable[str]) -> np.ndarray:

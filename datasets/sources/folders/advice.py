@@ -218,7 +218,7 @@ def _labels_in(
         rows = table_rows(table, data, split)
         texts = [" | ".join(known_labels(target)) for target in rows.target_ids]
         lacks = lacks or "" in texts
-        for path, target_id in zip(rows.paths.strings(), rows.row_target_ids, strict=True):
+        for path, target_id in zip(rows.files, rows.row_target_ids, strict=True):
             image = known.get(os.path.abspath(os.path.join(rows.root, path)))
             if image and (texts[target_id] or layout.is_one_hot):
                 labels[image] = texts[target_id]

@@ -22,12 +22,14 @@ from datasets.sources.groups import suggest_groups
 from datasets.sources.listing import list_directory, name_like
 from datasets.sources.path_words import SPLIT_NAMES, word_in
 from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arrays
+from datasets.sources.shared_arrays import StringPacker, to_arrays
 from datasets.sources.source import Source, Wanted, without_labels
 from datasets.sources.tables.cells import UNKNOWN_MARK, columns_option, multi_hot
 from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList, read_lines
 from datasets.sources.tables.joins import MEDIA, is_camera_package, open_for
-from datasets.sources.tables.rows import Rows, table_rows
+from datasets.sources.tables.places import mend
+from datasets.sources.tables.rows import Rows, folder_of_names, relative_to, table_rows
 from utils.errors import Unavailable, UserError
 from utils.notes import Note
 
@@ -220,7 +222,12 @@ def read_table(part: Part, train_part: Part, wanted: Wanted) -> ImageFiles:
     if not rows.target_ids and not findings:
         findings.append(f"{rows.file}: lists no images; add one line per image")
     targets = of_ids[np.frombuffer(rows.row_target_ids, np.int32)]
-    arrays = listing_arrays(rows.paths, targets=targets, lines=np.frombuffer(rows.lines, np.int32))
+    names, places = rows.names, rows.arrays()
+    known = wanted.history.of_images
+    base = known and folder_of_names(train_rows, known)
+    if base:
+        names, places = StringPacker(relative_to(base, rows.root, rows.files)), to_arrays(rows.files, "places")
+    arrays = places | listing_arrays(names, targets=targets, lines=np.frombuffer(rows.lines, np.int32))
     listing = ImageFiles(rows.root, class_names, arrays, rows.file, findings, notes, has_class_names=has_names)
     return _with_repeated(listing, kind)
 
@@ -262,11 +269,14 @@ def _notes_on_lists(table: Table) -> list[Note]:
     files = [file for file in found if word_in(file.stem) in SPLIT_NAMES and file != table.file]
     if not layout or layout.split or len(files) > 20:
         return []
-    stems = {Path(path).stem for path in table.column(layout.path) if path} if files else set()
+    places = layout.places
     lists = []
+    stems = set()
+    if files and places:
+        stems = {Path(places.find(path).name).stem for path in table.column(layout.path)} - {""}
     for file in files:
         with suppress(UserError):  # it cannot be read
-            if not stems.isdisjoint(Path(line.strip()).stem for line in read_lines(file)):
+            if not stems.isdisjoint(Path(mend(line.strip())).stem for line in read_lines(file)):
                 lists.append(str(file))
     fix = "docs/data.md#lists-of-splits-beside-a-table makes a column of them"
     text = f"{table.file}: lists of splits are not read: {', '.join(lists)}; {fix}"
@@ -299,7 +309,7 @@ def _find_wrong_labels(
             wrong[target_id] = no_label
     target_ids = np.frombuffer(rows.row_target_ids, np.int32)
     for row in np.flatnonzero(np.isin(target_ids, [*wrong])).tolist():
-        yield f"{rows.place(rows.lines[row])}: {shorten(rows.paths.strings()[row])}: {wrong[target_ids[row]]}"
+        yield f"{rows.place(rows.lines[row])}: {shorten(rows.names.strings()[row])}: {wrong[target_ids[row]]}"
 
 
 def split_labels(target: str, separator: str | None) -> list[str]:
@@ -420,7 +430,7 @@ def _with_repeated(listing: ImageFiles, kind: str) -> ImageFiles:
         elif targets.ndim == 2:
             targets[first] = targets[[first, *others]].max(0)
             joined += others
-        elif os.path.isfile(listing.root / path):  # else the paths are wrong
+        elif os.path.isfile(listing.name(first)):  # else the paths are wrong
             for index in np.compress(differs, others).tolist():
                 text = f"{listing.file}:{lines[index]}: {shorten(path)} has another label in line {lines[first]}"
                 listing.findings.append(f"{text}; {fix}")

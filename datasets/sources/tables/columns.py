@@ -1,10 +1,9 @@
 """The meaning of the columns of a table: paths, labels, splits; by DATA.COLUMNS, their names, and their values."""
 
-import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 from configs.schema import Data
@@ -21,7 +20,9 @@ from datasets.sources.tables.cells import (
     may_be_cells,
     ways_on,
 )
-from datasets.sources.tables.files import FOLDERS, Layout, Table, first_folder
+from datasets.sources.tables.files import FOLDERS, Layout, Table
+from datasets.sources.tables.places import Places
+from datasets.sources.tables.search import find_places, with_folder
 from utils.errors import UserError
 from utils.notes import Note
 
@@ -106,7 +107,8 @@ def _columns_to_read(table: Table, data: Data, given: Columns) -> Layout:
     others = [name for name in header if name not in paths]
     named = _names(others, given.get("label"), "target", _LABELS)
     others = [name for name in others if name not in (*named, data.groups)]
-    values = _values_of(table, paths)
+    places = find_places(table, paths[0], data) if len(paths) == 1 else None
+    values = _values_of(table, [*paths, ""][0], places)
     split, split_of = _find_split(table, others, values, given, data)
     needs_labels = not data.labels
     labels = list[str]()
@@ -122,7 +124,7 @@ def _columns_to_read(table: Table, data: Data, given: Columns) -> Layout:
         raise _unclear_columns(table, data, paths, labels, needs_labels)
     used = f"paths {shorten(paths[0])}, labels {shorten(labels)}, splits {shorten(split or 'none')}"
     table.notes.append(Note("log", f"{table.file}: of the columns {shorten(header)} it reads {used} (DATA.COLUMNS)"))
-    return Layout(paths[0], tuple(labels), is_one_hot, split, split_of, CellValues(given))
+    return Layout(paths[0], tuple(labels), is_one_hot, split, split_of, CellValues(given), places)
 
 
 def _says_absent(confidences: Set[str], labels: Sequence[str]) -> bool:
@@ -138,13 +140,14 @@ def _columns_in(value: Any) -> list[str]:
     return value if isinstance(value, list) else [*filter(None, [value])]
 
 
-def _values_of(table: Table, paths: Sequence[str]) -> dict[str, set[str]]:
-    """The values of each column, all if they are few, and of `FOLDERS`."""
+def _values_of(table: Table, path: str = "", places: Places | None = None) -> dict[str, set[str]]:
+    """The values of each column, all if they are few, and with `places` of `FOLDERS`. path: the column of paths."""
     values: dict[str, set[str]] = {name: set() for name in (*table.header, FOLDERS)}
     for _, cells in table:
-        cells[FOLDERS] = first_folder(cells.get([*paths, FOLDERS][0], ""))
+        if places and len(values[FOLDERS]) <= 30:  # more are not compared
+            values[FOLDERS].add(places.first_folder(cells[path]))
         for name, text in cells.items():
-            if len(values[name]) <= 30:  # more are not compared
+            if len(values[name]) <= 30:
                 values[name].add(text)
     return values
 
@@ -176,7 +179,7 @@ def likely_columns(
     that column. names: of the columns that may be labels, if not of all.
     """
     header = table.header
-    values = _values_of(table, [])
+    values = _values_of(table)
     paths = _path_columns(header, values, stems)
     if not paths or "probability_1" in header or "label_probability" in header:  # predictions, suspect labels
         return [], False
@@ -199,22 +202,6 @@ def _columns_of_cells(names: list[str], values: Values) -> list[str]:
     """The columns of 0 and 1, perhaps with gaps, if they are three, or two without others."""
     found = [name for name in names if may_be_cells(values[name])]
     return found if len(found) + (found == names) > 2 else []
-
-
-def with_folder(table: Table, name: str) -> str:
-    """The column of paths; after the column of folders in which the images are, as RelativePath/File of Timelapse.
-
-    These folders are beside the table, or in a folder beside it.
-    """
-    root = table.file.parent
-    places = [root, *islice(root.glob("*/"), 20)]
-    for number, (_, cells) in enumerate(islice(table, 200)):
-        tried = places if number < 10 else [root]  # a server's disk answers a thousand times a second
-        for folder in filter(cells.get, table.header):
-            path = f"{cells[folder]}/{cells[name]}".replace("\\", "/")
-            if folder and any(os.path.isfile(f"{place}/{path}") for place in tried):
-                return f"{folder}/{name}"
-    return name
 
 
 def _path_columns(header: Sequence[str], values: Values, stems: Set[str]) -> list[str]:

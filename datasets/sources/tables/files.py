@@ -20,6 +20,7 @@ from datasets.decoding.images import IMAGE_EXTENSIONS
 from datasets.sources.class_names import list_names
 from datasets.sources.listing import name_like
 from datasets.sources.tables.cells import UNKNOWN_MARK, UNREAD, CellValues
+from datasets.sources.tables.places import Places
 from utils.errors import UserError, error_from
 from utils.files import open_regular_file
 from utils.notes import Note
@@ -55,7 +56,8 @@ class Layout:
 
     path: the column of paths. labels: the column of labels or, with `is_one_hot`, a column of 0 and 1 for each class.
     split: the column of splits, or `FOLDERS`; None without one. split_of: the split of each of its values, in lower
-    case; empty if the table has no splits. values: of the cells of columns of 0 and 1, and of unknown labels.
+    case; empty if the table has no splits. values: of the cells of columns of 0 and 1, and of unknown labels. places:
+    of the images, if the column of paths is known.
     """
 
     path: str
@@ -64,10 +66,11 @@ class Layout:
     split: str | None = None
     split_of: Mapping[str, str] = field(default_factory=dict)
     values: CellValues = field(default_factory=lambda: CellValues({}))
+    places: Places | None = None
 
-    def split_in(self, cells: Cells) -> str:
-        """The split of a row of a table with splits."""
-        text = first_folder(cells[self.path]) if self.split == FOLDERS else cells[self.split or ""]
+    def split_in(self, cells: Cells, places: Places) -> str:
+        """The split of a row of a table with splits. places: of its images."""
+        text = places.first_folder(cells[self.path]) if self.split == FOLDERS else cells[self.split or ""]
         return self.split_of[text.lower()]
 
     def leaves_out(self, cells: Cells) -> bool:
@@ -266,8 +269,3 @@ class TextList(Table):
 
 def _clean(text: str) -> str:
     return text.strip().strip(_INVISIBLE)
-
-
-def first_folder(path: str) -> str:
-    """The first folder of a path, '' without one: 'train' of 'train/a/1.jpg'."""
-    return path.removeprefix("./").partition("/")[0] if "/" in path else ""

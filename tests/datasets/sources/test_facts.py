@@ -49,7 +49,7 @@ other patients | images/batch/p1/@.png | labels.csv | path,label | p{value}/{nam
 same names, lost folder | images/p1/@.png | labels.csv | path,label,split | p{value}/{name},{label},{label} | 1 2 | labels.csv
 lists beside, windows | images/@.png | labels.csv | path,label | images\{name},{label} | | labels.csv
 URLs | a/1@.png & b/2@.png | labels.csv | path,label | gs://bucket/{name},{label} | | labels.csv
-mixed endings | @.JPG | labels.csv | path,label | {stem}.jpg,{label} | | labels.csv
+mixed endings | @.png | labels.csv | path,label | {stem}.PNG,{label} | | labels.csv
 two columns of names | a/@.jpg | train.csv | id,label | {stem},{label} | | .
 tables of splits | {train,val}/@.png | {folder}.csv | id,label | {stem},{label} | | .
 tables of splits, windows | {train,val}/@.png | {folder}.csv | path,label | {windows},{label} | | .

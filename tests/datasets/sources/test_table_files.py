@@ -98,21 +98,14 @@ def test_rows_without_a_joined_row_are_counted_and_several_species_are_labels(tm
         config_for("-opts", "DATA.COLUMNS={join: {file: observations.csv}}")
 
 
-@pytest.mark.parametrize(
-    "path, fix",
-    [
-        ("a\\x{}.jpg", "DATA.IMAGE_ROOT"),
-        ("a/{}.JPG", "write .jpg in place of .JPG"),
-        ("b/x{}.jpg", "DATA.IMAGE_ROOT"),
-    ],
-)
-def test_wrong_paths_are_counted_with_their_fix(path, fix, tmp_path):
+@pytest.mark.parametrize("path", ["a\\x{}.jpg", "b/x{}.jpg"])
+def test_wrong_paths_are_counted_with_their_fix(path, tmp_path):
     tree(tmp_path, *(f"a/{n}.jpg" for n in range(20)))
     write_table(tmp_path / "all.csv", [f"{path.format(n)},{n % 2}" for n in range(20)], "image,label")
     message = str(refused_by(tmp_path / "all.csv"))
     assert "(18 of 18 are none)" in message
     assert "(2 of 2 are none)" in message
-    assert fix in message
+    assert "DATA.IMAGE_ROOT" in message
 
 
 def refused_by(file):

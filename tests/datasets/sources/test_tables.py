@@ -22,7 +22,7 @@ from datasets.reading import unlabelled
 from datasets.recognition import recognize_dataset
 from datasets.sources.checks import check_images
 from datasets.sources.split import History, RunSplit, as_read_before
-from datasets.sources.tables import rows
+from datasets.sources.tables import search
 
 FILES = [f"{number}.png" for number in range(30)]
 LABELS = ["cat", "dog"] * 15
@@ -440,12 +440,13 @@ def test_images_in_several_folders_are_found_by_their_names(table, tmp_path, nam
     ids = [number if names == "id" else names.format(number) for number in range(30)]
     file = table("metadata.csv", files, id=ids, label=LABELS, lesion=[number // 2 for number in range(30)])
     train, val = read(file, checked=True, groups="lesion", columns={"path": "id"})
-    assert classes_of(train, val) == dict(zip(files, LABELS, strict=True))
+    assert classes_of(train, val) == dict(zip(FILES, LABELS, strict=True))
+    assert {one.name(n) for one in (train, val) for n in range(len(one))} == {f"{tmp_path}/{path}" for path in files}
     assert sum(groups_apart(train, val)) == 15
     given = options(tmp_path, columns={"path": "id"})
     assert unlabelled(str(file), given, None).name(3) == f"{tmp_path}/{files[3]}"
     with monkeypatch.context() as patch:  # a large folder around a small table is not searched to its end
-        patch.setattr(rows, "_MAX_SEARCHED", 10)
+        patch.setattr(search, "_MAX_SEARCHED", 10)
         for number in range(90):
             (tmp_path / f"part_1/{number}.txt").touch()
         with refused(r"DATA\.IMAGE_ROOT"):

@@ -1,0 +1,166 @@
+"""The folder of the images that a table names."""
+
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from pathlib import Path
+
+from configs.schema import Data
+from configs.yaml_io import shorten
+from datasets.sources.path_words import MASK, split_of, split_of_images, word_in
+from datasets.sources.samples import spread
+from datasets.sources.tables.cells import columns_option
+from datasets.sources.tables.files import Table
+from datasets.sources.tables.places import ENDINGS, Places, mend, without_ending
+from utils.notes import Note
+
+_MAX_TRIED = 200  # images that show the folder
+_MAX_SEARCHED = 200_000  # files and folders among which images are found by their names
+_MASKS = re.compile(rf"(.*[ ._-])?({MASK})([ ._-].*)?", re.IGNORECASE)
+
+
+def find_places(table: Table, column: str, data: Data, others: Sequence[Path] = ()) -> Places:
+    """The places of the paths in a column.
+
+    The folder is the given one, else the first of these with one of the paths as a file: the table's folder; the one
+    around it; the split's folder in it (train/ or train_images/ of train.csv); `others`; the only folder in it with an
+    image, apart from other splits and masks; the same without the folders that all paths share, of another machine; the
+    only folder at any depth; else files are found by their names, where these are unique. others: folders of images to
+    predict, which may be anywhere.
+    """
+    file = table.file
+    root = file.parent
+    anywhere = bool(others) or table.root is not None
+    given = table.root or data.image_root
+    if given:
+        return Places(file, Path(given), anywhere=anywhere)
+    paths = table.column(column)
+    listed = list[str]()
+    sample = list[str]()
+    around = root.parent if root.name else root / ".."
+    own = f"{root.resolve().name}/"  # the paths of CheXpert begin with the name of the table's folder
+    for some in (islice(paths, _MAX_TRIED), paths):  # of most tables, the others need not be read for this
+        listed += some
+        sample = [listed[index] for index in spread(len(listed), _MAX_TRIED)]
+        for place in (Places(file, root, anywhere=anywhere), Places(file, around, own=own, anywhere=anywhere)):
+            if place.contain(sample):
+                return place
+    if _MASKS.fullmatch(root.name):  # ISIC's x_GroundTruth, x_Input
+        root = root.parent
+    found = _in_folders(file, root, listed, sample, others) or _at_any_depth(file, root, listed, sample, anywhere)
+    if found:
+        return found
+    none = Places(file, file.parent, anywhere=anywhere)
+    in_columns = with_folder(table, column)
+    if in_columns != column:
+        problem = f"{shorten(sample[0])} is no file, but paths of two columns are"
+        none.problem = f"{file}: {problem}; -opts {columns_option(data, {'path': in_columns})}"
+    text = f"no image of {file} is found in {root}, nor by a unique name in its folders; set DATA.IMAGE_ROOT"
+    none.notes.append(Note("warning", text))
+    return none
+
+
+def _in_folders(
+    file: Path, root: Path, listed: Sequence[str], sample: Sequence[str], others: Sequence[Path]
+) -> Places | None:
+    """The paths, or their ends after the folders that all of them share, in a folder beside the table."""
+    of_split, usable = _folders_beside(root, split_of(file.stem))
+    anywhere = bool(others)
+    for strip in _shared_folders(listed):
+        here = [Places(file, root, strip, anywhere=anywhere)] if strip else []
+        first = [*here, *(Places(file, folder, strip, anywhere=anywhere) for folder in (*of_split, *others))]
+        found = next((place for place in first if place.contain(sample)), None)
+        if not found:
+            each = (Places(file, folder, strip, anywhere=anywhere) for folder in usable)
+            fitting = [*islice((place for place in each if place.contain(sample)), 2)]
+            found = fitting[0] if len(fitting) == 1 else None
+        if found:
+            found.notes.append(Note("log", f"{file}: the images are in {found.root}"))
+            return found
+    return None
+
+
+def _shared_folders(paths: Iterable[str]) -> Iterator[str]:
+    """'', and the first folders of all paths, with a slash: '/mnt/', '/mnt/set/'."""
+    mended = {*map(mend, paths)}
+    first, last = min(mended, default=""), max(mended, default="")
+    yield ""
+    for match in re.finditer("/", first):
+        shared = first[: match.end()]
+        if last.startswith(shared) and shared != "/":
+            yield shared
+
+
+def _at_any_depth(
+    file: Path, root: Path, listed: Sequence[str], sample: Sequence[str], anywhere: bool
+) -> Places | None:
+    """The paths in the only folder that has them, or the only file of each name."""
+    _, usable = _folders_beside(root, split_of(file.stem))
+    most = max(_MAX_SEARCHED, 3 * len(listed))
+    files = list(islice(chain(root.glob("*"), *(folder.rglob("*") for folder in usable)), most))
+    if len(files) == most:  # not all were seen
+        return None
+    folders = {*_folders_with(sample, files)}
+    for folder in map(Path, folders):
+        place = Places(file, folder, anywhere=anywhere)
+        if len(folders) == 1 and place.contain(sample):
+            place.notes.append(Note("log", f"{file}: the images are in {folder}"))
+            return place
+    by_name = _paths_of_names(root, files, listed)
+    if not sample or not all(os.path.basename(mend(path)) in by_name for path in sample):
+        return None
+    place = Places(file, root, by_name=by_name, anywhere=anywhere)
+    place.notes.append(Note("log", f"{file}: the images are in {root}, found by their names"))
+    return place
+
+
+def _folders_with(sample: Iterable[str], files: Iterable[Path]) -> Iterator[str]:
+    """The folders in which paths of a table are files."""
+    written = defaultdict(list)
+    for path in map(without_ending, map(mend, sample)):
+        written[os.path.basename(path)].append(f"/{path}")
+    for file in files:
+        for path in written.get(file.stem, ()):
+            if str(file.with_suffix("")).endswith(path):
+                yield str(file)[: str(file).rindex(path)]
+
+
+def _folders_beside(root: Path, split: str | None) -> tuple[list[Path], list[Path]]:
+    """The folders of images of a split, and those that are not of masks, other splits, or without a split of test."""
+    folders = [path for path in sorted(root.glob("*/")) if not path.name.startswith(".")]
+    of_split = [path for path in folders if split and split_of_images(path.name) == split]
+    of_others = {"train", "val", "test"} - {split} if split else {"test"}
+    usable = [path for path in folders if word_in(path.name) not in of_others and not _MASKS.fullmatch(path.name)]
+    return of_split, usable
+
+
+def _paths_of_names(root: Path, files: Iterable[Path], listed: Iterable[str]) -> dict[str, str]:
+    """The path in `root` of each name, with its ending and without, that only one image has, and one path of a table:
+    p2/0.jpg is no image of p1/0.jpg.
+    """
+    found = defaultdict(list)
+    for path in files:
+        if path.suffix.lower() in ENDINGS:
+            for name in {path.name, path.stem, path.stem + path.suffix.swapcase()}:
+                found[name].append(str(path.relative_to(root)))
+    file_of = {name: paths[0] for name, paths in found.items() if len(paths) == 1}
+    written = Counter(file_of.get(os.path.basename(path)) for path in {*map(without_ending, map(mend, listed))})
+    return {name: file for name, file in file_of.items() if written[file] < 2}
+
+
+def with_folder(table: Table, name: str) -> str:
+    """The column of paths; after the column of folders in which the images are, as RelativePath/File of Timelapse.
+
+    These folders are beside the table, or in a folder beside it.
+    """
+    root = table.file.parent
+    places = [root, *islice(root.glob("*/"), 20)]
+    for number, (_, cells) in enumerate(islice(table, 200)):
+        tried = places if number < 10 else [root]  # a server's disk answers a thousand times a second
+        for folder in filter(cells.get, table.header):
+            path = mend(f"{cells[folder]}/{cells[name]}")
+            if folder and any(os.path.isfile(f"{place}/{path}") for place in tried):
+                return f"{folder}/{name}"
+    return name

@@ -1,0 +1,123 @@
+"""The names and files of the images of a table, however its paths are written and wherever the files lie."""
+
+import numpy as np
+import pytest
+from conftest import each_row, line_of, told
+from source_helpers import names_of, options, read_splits, tree, write_table
+from test_tables import read
+
+from datasets.sources.shared_arrays import StringPacker
+from datasets.sources.split import RunSplit, hash_paths
+
+NUMBERS = range(12)
+IMAGES = [f"{split}/{n}.png" for split in ("train", "test") for n in NUMBERS]
+# How a table writes the path of `folder`/`name`, where the images are in R, DATA.COLUMNS
+WRITTEN = r"""
+path | place | columns
+{folder}/{name} | |
+./{folder}/{name} | |
+.//././{folder}/{name} | |
+{folder}\{name} | |
+.\{folder}\{name} | |
+/{folder}/{name} | |
+R/{folder}/{name} | |
+R\{folder}\{name} | |
+/mnt/x/R/{folder}/{name} | |
+C:\x\R\{folder}\{name} | |
+gs://bucket/x/{folder}/{name} | |
+{folder}/{number} | |
+{folder}/{number}.PNG | |
+{folder}/{name} | data/ |
+{folder}/{name} | deep/data/ |
+/mnt/x/{folder}/{name} | data/ |
+C:\x\{folder}\{name} | data/ |
+{folder}\a,{name} | | {path: path/file}
+"""
+
+
+@each_row(WRITTEN)
+def test_the_rows_of_test_are_test_images_however_their_paths_are_written(path, place, columns, tmp_path):
+    inner = "a/" if columns else ""
+    images = [f"{place}{image.replace('/', '/' + inner)}" for image in IMAGES]
+    root = tree(tmp_path / "R", *images)
+    rows = []
+    for number, image in enumerate(IMAGES):
+        folder, name = image.split("/")
+        rows.append(f"{path.format(folder=folder, name=name, number=name[:-4])},{'xy'[number % 2]}")
+    write_table(root / "labels.csv", rows, "path,file,label" if columns else "path,label")
+    given = options(root / "labels.csv", columns={"path": "path/file"} if columns else None)
+    train, val, test = read_splits(given)
+    assert {*names_of(train), *names_of(val)} == {f"train/{inner}{n}.png" for n in NUMBERS}
+    assert names_of(test) == [f"test/{inner}{n}.png" for n in NUMBERS]
+    assert {one.name(n) for one in (train, val, test) for n in range(len(one))} == {f"{root}/{one}" for one in images}
+
+
+@pytest.mark.parametrize("named", [["p1", "p2", "p3"], ["p2"]])
+def test_the_name_of_an_image_of_another_folder_is_no_evidence(named, tmp_path):
+    """000.jpg of patient 1 is no image of patients 2 and 3."""
+    tree(tmp_path, *(f"images/batch/p1/{n:03}.jpg" for n in NUMBERS), "images/other/x.jpg")
+    rows = [f"{patient}/{n:03}.jpg,{'xy'[n % 2]}" for patient in named for n in NUMBERS]
+    write_table(tmp_path / "labels.csv", rows, "path,label")
+    splits = read_splits(options(tmp_path / "labels.csv")) if named == ["p2"] else ()
+    if named != ["p2"]:
+        assert "none" in line_of(lambda: read(tmp_path / "labels.csv", checked=True))
+    for samples in splits:  # only one path of the table has the name
+        assert all(samples.name(n).endswith(f"p1/{name[-7:]}") for n, name in enumerate(names_of(samples)))
+
+
+# The folders of the images of one table, by their numbers modulo 2
+LAYOUTS = {"beside the table": ["", ""], "split": ["train/"] * 2, "one": ["img/"] * 2, "two": ["p1/", "p2/"]}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("trained", LAYOUTS)
+def test_a_run_holds_out_the_same_images_wherever_they_are_moved(trained, layout, tmp_path):
+    held_out = []
+    known = None
+    for place in (trained, layout):
+        root = tmp_path / f"of {place}"
+        images = [f"{LAYOUTS[place][n % 2]}{n:03}.png" for n in range(40)]
+        write_table(tree(root, *images) / "train.csv", [f"{n:03},{'xy'[n % 2]}" for n in range(40)], "id,label")
+        train, val = read(root / "train.csv", known=known, is_new=known is None)
+        held_out.append(names_of(val))
+        known = RunSplit(0, 0.1, tuple(sorted(names_of(val))), np.sort(hash_paths(train.paths)))
+        assert not told(val.notes, kind="warning")
+    assert held_out[0] == held_out[1]
+
+
+# The images that runs of earlier versions held out, by the rule that found the folder, of tables of 12 images
+BEFORE = r"""
+rule | images | path | held_out
+below the table | images/{n}.png | images\{n}.png | images/3.png images/6.png
+below the table, all | {s}/{n}.png | {s}\{n}.png | test/0.png train/7.png
+its parent | {n}.png | R/{n}.png | R/8.png R/9.png
+its parent, all | {s}/{n}.png | R/{s}/{n}.png | R/test/9.png R/train/6.png
+by name | images/{n}.png | /mnt/set/{n}.png | images/3.png images/6.png
+by name in two folders | p{m}/{n}.png | x/{n}.png | p1/8.png p2/11.png
+in a folder | images/{n}.png | {n}.png | 0.png 3.png
+"""
+
+
+@each_row(BEFORE)
+def test_runs_of_before_keep_their_held_out_images(rule, images, path, held_out, tmp_path):
+    words = (
+        [(split, n) for split in ("train", "test") for n in NUMBERS] if "{s}" in images else [("", n) for n in NUMBERS]
+    )
+    files = [images.format(s=split, n=n, m=1 + n % 2) for split, n in words]
+    root = tree(tmp_path / "R", *files)
+    write_table(root / "labels.csv", [f"{path.format(s=s, n=n)},{'xy'[n % 2]}" for s, n in words], "path,label")
+    others = StringPacker([rule]).strings()
+    known = RunSplit(0, 0.1, tuple(held_out.split()), hash_paths(others))
+    train, val = read(root / "labels.csv", known=known, is_new=False)
+    assert sorted(names_of(val)) == held_out.split()
+    assert len(train) == len(files) - 2
+
+
+def test_lists_of_splits_beside_a_table_of_windows_are_named(tmp_path):
+    tree(tmp_path, *(f"images/{n:03}.png" for n in NUMBERS))
+    write_table(tmp_path / "labels.csv", [f"images\\{n:03}.png,{'xy'[n % 2]}" for n in NUMBERS], "path,label")
+    for name, line in (("test_list.txt", "images/{:03}.png\n"), ("val_list.txt", "images\\{:03}.png\n")):
+        (tmp_path / name).write_text("".join(line.format(n) for n in range(3)))
+    (note,) = told(read_splits(options(tmp_path / "labels.csv"))[0].notes, "lists of splits are not read", "warning")
+    assert "test_list.txt" in note
+    assert "val_list.txt" in note
