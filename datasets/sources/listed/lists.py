@@ -21,15 +21,16 @@ from datasets.sources.class_names import list_names, positions
 from datasets.sources.groups import suggest_groups
 from datasets.sources.listing import list_directory, name_like
 from datasets.sources.path_words import SPLIT_NAMES, word_in
-from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arrays
+from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arrays, spread
 from datasets.sources.shared_arrays import StringPacker, to_arrays
 from datasets.sources.source import Source, Wanted, without_labels
+from datasets.sources.split import RunSplit, knows_some
 from datasets.sources.tables.cells import UNKNOWN_MARK, columns_option, multi_hot
 from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList, read_lines
 from datasets.sources.tables.joins import MEDIA, is_camera_package, open_for
 from datasets.sources.tables.places import mend
-from datasets.sources.tables.rows import Rows, folder_of_names, relative_to, table_rows
+from datasets.sources.tables.rows import Rows, table_rows
 from utils.errors import Unavailable, UserError
 from utils.notes import Note
 
@@ -224,12 +225,33 @@ def read_table(part: Part, train_part: Part, wanted: Wanted) -> ImageFiles:
     targets = of_ids[np.frombuffer(rows.row_target_ids, np.int32)]
     names, places = rows.names, rows.arrays()
     known = wanted.history.of_images
-    base = known and folder_of_names(train_rows, known)
+    base = known and _folder_of_names(train_rows, known)
     if base:
-        names, places = StringPacker(relative_to(base, rows.root, rows.files)), to_arrays(rows.files, "places")
+        names, places = StringPacker(_relative_to(base, rows.root, rows.files)), to_arrays(rows.files, "places")
     arrays = places | listing_arrays(names, targets=targets, lines=np.frombuffer(rows.lines, np.int32))
     listing = ImageFiles(rows.root, class_names, arrays, rows.file, findings, notes, has_class_names=has_names)
     return _with_repeated(listing, kind)
+
+
+def _folder_of_names(rows: Rows, known: RunSplit) -> Path | None:
+    """The folder to which the names of a run of before are relative; None if it named the images as now.
+
+    It may have named them by the folder of the images, of the table, or the one around it: by the rule that found them.
+    rows: of the training.
+    """
+    few = spread(len(rows.names), 200)
+    names, files = rows.names.strings(), rows.files
+    if knows_some(known, [names[index] for index in few]):
+        return None
+    for base in (rows.root, rows.file.parent, rows.file.parent.parent):
+        if knows_some(known, _relative_to(base, rows.root, [files[index] for index in few])):
+            return base
+    return None
+
+
+def _relative_to(base: Path, root: Path, files: Iterable[str]) -> list[str]:
+    """The paths of files in `root` from another folder."""
+    return [os.path.relpath(os.path.join(root, file), base) for file in files]
 
 
 def _reader_of_labels(train_rows: Rows, rows: Rows, multi_label: bool) -> Callable[[tuple[str, ...]], list[str]]:

@@ -1,6 +1,5 @@
 """The rows of a list or table: the name, file, label and split of each image."""
 
-import os
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,9 +10,8 @@ import numpy as np
 from configs.schema import Data
 from configs.yaml_io import format_value, shorten
 from datasets.sources.path_words import label_in
-from datasets.sources.samples import ImageFiles, listing_arrays, spread
+from datasets.sources.samples import ImageFiles, listing_arrays
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
-from datasets.sources.split import RunSplit, knows_some
 from datasets.sources.tables.cells import NO_LABELS, refuse_unread
 from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import Table
@@ -116,27 +114,6 @@ def table_rows(table: Table, data: Data, split: str | None = None, others: Seque
     for line, problem in table.mistakes.items():
         rows.add_finding(line, problem)
     return rows
-
-
-def folder_of_names(rows: Rows, known: RunSplit) -> Path | None:
-    """The folder to which the names of a run of before are relative; None if it named the images as now.
-
-    It may have named them by the folder of the images, of the table, or the one around it: by the rule that found them.
-    rows: of the training.
-    """
-    few = spread(len(rows.names), 200)
-    names, files = rows.names.strings(), rows.files
-    if knows_some(known, [names[index] for index in few]):
-        return None
-    for base in (rows.root, rows.file.parent, rows.file.parent.parent):
-        if knows_some(known, relative_to(base, rows.root, [files[index] for index in few])):
-            return base
-    return None
-
-
-def relative_to(base: Path, root: Path, files: Iterable[str]) -> list[str]:
-    """The paths of files in `root` from another folder."""
-    return [os.path.relpath(os.path.join(root, file), base) for file in files]
 
 
 def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> ImageFiles:
