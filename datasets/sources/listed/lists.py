@@ -24,7 +24,7 @@ from datasets.sources.path_words import SPLIT_NAMES, word_in
 from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arrays, spread
 from datasets.sources.shared_arrays import StringPacker, to_arrays
 from datasets.sources.source import Source, Wanted, without_labels
-from datasets.sources.split import RunSplit, knows_some
+from datasets.sources.split import History, knows_some
 from datasets.sources.tables.cells import UNKNOWN_MARK, columns_option, multi_hot
 from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList, read_lines
@@ -223,30 +223,28 @@ def read_table(part: Part, train_part: Part, wanted: Wanted) -> ImageFiles:
     if not rows.target_ids and not findings:
         findings.append(f"{rows.file}: lists no images; add one line per image")
     targets = of_ids[np.frombuffer(rows.row_target_ids, np.int32)]
-    names, places = rows.names, rows.arrays()
-    known = wanted.history.of_images
-    base = known and _folder_of_names(train_rows, known)
-    if base:
-        names, places = StringPacker(_relative_to(base, rows.root, rows.files)), to_arrays(rows.files, "places")
-    arrays = places | listing_arrays(names, targets=targets, lines=np.frombuffer(rows.lines, np.int32))
+    lines = np.frombuffer(rows.lines, np.int32)
+    arrays = _named_as_before(rows, train_rows, wanted.history) | {"targets": targets, "lines": lines}
     listing = ImageFiles(rows.root, class_names, arrays, rows.file, findings, notes, has_class_names=has_names)
     return _with_repeated(listing, kind)
 
 
-def _folder_of_names(rows: Rows, known: RunSplit) -> Path | None:
-    """The folder to which the names of a run of before are relative; None if it named the images as now.
+def _named_as_before(rows: Rows, train_rows: Rows, history: History) -> dict[str, np.ndarray]:
+    """The names and files of images as arrays, with the names that the run of the history gave them.
 
-    It may have named them by the folder of the images, of the table, or the one around it: by the rule that found them.
-    rows: of the training.
+    An earlier version named them by the rule that found them: by paths in the folder of the images, in the table's, or
+    in the one around it.
     """
-    few = spread(len(rows.names), 200)
-    names, files = rows.names.strings(), rows.files
-    if knows_some(known, [names[index] for index in few]):
-        return None
-    for base in (rows.root, rows.file.parent, rows.file.parent.parent):
-        if knows_some(known, _relative_to(base, rows.root, [files[index] for index in few])):
-            return base
-    return None
+    known = history.of_images
+    few = spread(len(train_rows.names), 200)
+    names = train_rows.names.strings()
+    files = train_rows.files
+    if known and not knows_some(known, [names[index] for index in few]):
+        for base in (rows.root, rows.file.parent, rows.file.parent.parent):
+            if knows_some(known, _relative_to(base, rows.root, [files[index] for index in few])):
+                before = StringPacker(_relative_to(base, rows.root, rows.files))
+                return listing_arrays(before) | to_arrays(rows.files, "places")
+    return listing_arrays(rows.names) | rows.arrays()
 
 
 def _relative_to(base: Path, root: Path, files: Iterable[str]) -> list[str]:
