@@ -16,7 +16,7 @@ from configs.flags import (
     read_prediction,
 )
 from configs.help import print_help
-from configs.load import RUN_OPTIONS, OptionTable, read_layers
+from configs.load import RUN_OPTIONS, OptionTable, flatten, nest, read_layers
 from configs.parts import check_plugins, open_plugin
 from configs.resolve import follow_options
 from configs.schema import Config
@@ -229,13 +229,15 @@ def _check_profile(config: Config, is_dry: bool) -> None:
             raise UserError(f"-profile starts a new run and cannot be combined with {flag}; remove one of them")
 
 
-def to_yaml(config: Config) -> str:
+def to_yaml(config: Config, changes: Values | None = None) -> str:
     """The resolved options as the text of a YAML file, from which `parse_command_line` makes an equal `Config`.
 
     Paths of data and weights are absolute: the run can be resumed from another folder. SAVE is left out if it is the
     folder of a sweep: neither an evaluation of its run, nor one with a copy of the file, belongs there.
+    changes: other values, by dotted key.
     """
-    values = {WRITTEN_BY: VERSION} | config.model_dump(by_alias=True)
+    options = dict(flatten(config.model_dump(by_alias=True)))
+    values: Values = {WRITTEN_BY: VERSION, **nest(options | (changes or {}))}
     if Path(config.save, SWEEP).is_file():
         del values["SAVE"]
     for section, keys in _FILES.items():

@@ -209,6 +209,7 @@ class TrainClock:
         self._images_then = 0
         self._start = started - total_seconds
         self.earlier_seconds = total_seconds
+        self.lap_seconds = 0.0
 
     @property
     def total_seconds(self) -> float:
@@ -219,14 +220,13 @@ class TrainClock:
         self._since = time.perf_counter()
         self._images_then = images_of_epoch
 
-    def lap(self, images_of_epoch: int) -> float:
-        """Adds the time and the images since the last call; returns those seconds."""
+    def lap(self, images_of_epoch: int) -> None:
+        """Adds the time and the images since the last call; `lap_seconds` has this time."""
         now = time.perf_counter()
-        seconds = now - self._since
-        self.seconds += seconds
+        self.lap_seconds = now - self._since
+        self.seconds += self.lap_seconds
         self.images += images_of_epoch - self._images_then
         self._since, self._images_then = now, images_of_epoch
-        return seconds
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class Evaluated:
 
     model: the evaluated one; None if training has changed its weights since, or if it is sharded. results: the
     `SampleResults`, on the main process. raw: of the raw weights, beside their average, if the table shows them.
-    is_best: whether it is the best one so far.
+    is_best: whether it is the best one so far. seconds: that it took; None if features gave its results.
     """
 
     model: nn.Module | None
@@ -244,16 +244,23 @@ class Evaluated:
     epoch: int
     raw: Metrics | None = None
     is_best: bool = True
+    seconds: float | None = None
 
 
 class Observer:
-    """Follows a training run, on every rank; it changes nothing in it. Its methods are the events of the run."""
+    """Follows a training run, on every rank. Its methods are the events of the run, which may be collective calls."""
 
     def after_step(self, progress: EpochProgress) -> None:
         """Called after each step, before it is saved."""
 
+    def before_evaluation(self, progress: EpochProgress) -> None:
+        """Called after the last step of an epoch."""
+
     def after_evaluation(self, progress: EpochProgress, evaluated: Evaluated) -> None:
         """Called after the evaluations of an epoch, at its last step."""
+
+    def after_epoch(self, progress: EpochProgress, ends: bool) -> None:
+        """Called when an epoch is complete, before it is saved. ends: whether the run ends with it."""
 
     def after_save(self, path: Path, content: dict[str, Any]) -> None:
         """Called by the writer's thread with a checkpoint that it has written, on the main process."""

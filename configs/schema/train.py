@@ -3,7 +3,8 @@
 import os
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -140,12 +141,37 @@ def _is_file(teacher: str | None) -> bool:
 Plans = Sequence[Sequence[float]]
 
 
-def in_first_plan(at: float, plans: Plans) -> float:
-    """The place in the first plan (`Train.plans_in_use`) of the place `at` in the run, both in epochs or in steps."""
-    for since, place, end in reversed(plans):
-        if at > since:
-            return place + (at - since) * ((plans[0][2] - place) / (end - since))
-    return at
+@dataclass
+class Horizon:
+    """The end of a run: its epochs, and its plans with TRAIN.MINUTES. A new plan changes the one object of the run.
+
+    plans: as TRAIN.PLANS.
+    """
+
+    num_epochs: int
+    plans: Plans = ()
+
+    @property
+    def follows_plans(self) -> bool:
+        """Whether the last plan holds: NUM_EPOCHS has not been changed since."""
+        return bool(self.plans) and self.plans[-1][2] == self.num_epochs
+
+    @property
+    def plans_in_use(self) -> Plans:
+        return self.plans if self.follows_plans else ((0, 0, self.num_epochs),)
+
+    def in_first_plan(self, at: float, per_epoch: int = 1) -> float:
+        """The place in the first plan of the place `at` in the run: in epochs, or in steps, `per_epoch` of them."""
+        plans = [[per_epoch * one for one in plan] for plan in self.plans_in_use]
+        for since, place, end in reversed(plans):
+            if at > since:
+                return place + (at - since) * ((plans[0][2] - place) / (end - since))
+        return at
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """By dotted key."""
+        return {"TRAIN.NUM_EPOCHS": self.num_epochs, "TRAIN.PLANS": self.plans}
 
 
 _Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -261,11 +287,8 @@ class Train(Augmentation, Distillation):
         return self.compile not in ("auto", "none")
 
     @property
-    def plans_in_use(self) -> Plans:
-        """PLANS, unless NUM_EPOCHS has been changed since."""
-        if self.plans and self.plans[-1][2] == self.num_epochs:
-            return self.plans
-        return ((0, 0, self.num_epochs),)
+    def horizon(self) -> Horizon:
+        return Horizon(self.num_epochs, self.plans)
 
     def _problems(self) -> Iterator[str]:
         length = f"NUM_EPOCHS {self.num_epochs}"
@@ -276,7 +299,7 @@ class Train(Augmentation, Distillation):
             yield f"{warmup} exceeds {length}; lower it or train longer"
         if self.optimizer.name.lower() == "adamwdl" and self.layer_decay is None:
             yield "OPTIMIZER.NAME AdamWDL needs LAYER_DECAY; set it, such as to 0.75, or use AdamW"
-        if scheduler.name == "wsd" and decay + self.warmup_epochs > self.plans_in_use[0][2]:
+        if scheduler.name == "wsd" and decay + self.warmup_epochs > self.horizon.plans_in_use[0][2]:
             yield f"LR_SCHEDULER.DECAY_EPOCHS {decay:g} and {warmup} exceed {length}; lower one of them"
         if self.last_epoch >= self.num_epochs:
             yield f"LAST_EPOCH {self.last_epoch} of {length}: no epoch is left to train; lower it"

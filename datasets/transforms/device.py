@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from configs.parts import DEVICE_AUGMENTATIONS
 from configs.schema import Data, Train
-from configs.schema.train import in_first_plan
+from configs.schema.train import Horizon
 from datasets.batch import Batch, Drawn
 from datasets.sources.samples import UNKNOWN
 from utils.errors import UserError
@@ -39,11 +39,11 @@ class Mixup(nn.Module):
     One mix for all images of a batch. It follows from torch's global generator of the CPU.
     """
 
-    def __init__(self, train: Train, num_classes: int) -> None:
+    def __init__(self, train: Train, num_classes: int, horizon: Horizon) -> None:
         super().__init__()
         self.num_classes = num_classes
         self.off_epoch = train.mixup_off_epoch or math.inf
-        self.plans = train.plans_in_use
+        self.horizon = horizon
         self.probability, self.minmax = train.mixup_prob, train.cutmix_minmax
         self.mixup_alpha, self.cutmix_alpha = train.mixup_alpha, train.cutmix_alpha
         if self.minmax:  # as timm: the boxes do not follow from the weights
@@ -53,7 +53,7 @@ class Mixup(nn.Module):
 
     def forward(self, images: Tensor, targets: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
         """Mixes a batch; may overwrite `images`. `epoch` counts from 0."""
-        is_off = in_first_plan(epoch, self.plans) >= self.off_epoch
+        is_off = self.horizon.in_first_plan(epoch) >= self.off_epoch
         if is_off or not (self.mixup_alpha or self.cutmix_alpha):
             return images, targets
         rng = np.random.default_rng(int(torch.randint(2**63 - 1, ())))
@@ -273,14 +273,14 @@ class TrainTransform(nn.Module):
     With RANDOM_ERASE_AFTER_MIXUP the erased parts lie over the mixed images.
     """
 
-    def __init__(self, data: Data, train: Train, num_classes: int) -> None:
+    def __init__(self, data: Data, train: Train, num_classes: int, horizon: Horizon) -> None:
         super().__init__()
         operations = [*device_operations(data, train)]
         last = []
         if train.random_erase_after_mixup:
             last = [one for one in operations if isinstance(one, RandomErase)]
         self.operations = nn.ModuleList(one for one in operations if one not in last)
-        self.mixup, self.last_operations = Mixup(train, num_classes), nn.ModuleList(last)
+        self.mixup, self.last_operations = Mixup(train, num_classes, horizon), nn.ModuleList(last)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns images float32 (B, C, S, S), and the targets of the batch or, if mixed, float32 (B, classes).

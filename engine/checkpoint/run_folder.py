@@ -10,9 +10,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from configs.load import RUN_OPTIONS
-from configs.schema import Train
-from configs.yaml_io import read_yaml, write_yaml
+from configs.load import RUN_OPTIONS, flatten, nest
+from configs.yaml_io import Values, read_yaml, write_yaml
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import Unavailable, UserError, error_from
 from utils.files import atomic_write, link_or_copy, locked, read_json
@@ -195,12 +194,12 @@ def write_run_options(folder: Path, text: str, steps_done: int) -> None:
     atomic_write(current, text)
 
 
-def change_train_options(file: Path, train: Train) -> None:
-    """Replaces TRAIN in the options file of a run; on a full disk saving a checkpoint reports it."""
+def change_run_options(folder: Path, changes: Values) -> None:
+    """Changes values by dotted key in the options file of a run; on a full disk saving a checkpoint reports it."""
+    file = folder / RUN_OPTIONS
     with suppress(OSError, UserError):
-        options = read_yaml(file)
-        options["TRAIN"] = train.model_dump(by_alias=True)
-        atomic_write(file, write_yaml(options))
+        options = dict(flatten(read_yaml(file)))
+        atomic_write(file, write_yaml(nest(options | changes)))
 
 
 def lock_run_folder(folder: Path) -> AbstractContextManager[bool]:

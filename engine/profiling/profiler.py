@@ -15,6 +15,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
+from configs.schema.train import Horizon
 from datasets.batch import Batch
 from engine.profiling.amp_report import report_amp
 from engine.run.cost import Phase
@@ -150,7 +151,7 @@ def _profile_steps(session: Session, outputs: RunOutputs, batches: Iterator[Batc
             pass
     progress = state.new_progress(epoch=0)
     num_steps = _WARMUP_STEPS + _TIMED_STEPS + _PROFILED_STEPS
-    reporter.num_epochs = math.ceil(num_steps / state.layout.steps_per_epoch)
+    reporter.horizon = Horizon(math.ceil(num_steps / state.layout.steps_per_epoch))
     reporter.start(epochs_done=0, steps_done=0)
 
     def train(steps: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from configs.compare import with_defaults
 from configs.load import RUN_OPTIONS, flatten
 from configs.schema import Config
-from configs.yaml_io import read_yaml
+from configs.yaml_io import Values, read_yaml
 from engine.run.facts import SPLITS, Fact, PixelBaseline, read_fact
 from engine.run.record import (
     EVALUATION,
@@ -224,9 +224,9 @@ def best_epoch(rows: list[Row], metric: Metric) -> tuple[int, float] | None:
     return int(epoch), score
 
 
-def contents_of(record: RunRecord, config: Config) -> RunContents:
-    """What the last lines of a run in this process show."""
-    options = dict(flatten(config.model_dump(by_alias=True, mode="json")))
+def contents_of(record: RunRecord, config: Config, changes: Values | None = None) -> RunContents:
+    """What the last lines of a run in this process show. changes: other options, by dotted key."""
+    options = dict(flatten(config.model_dump(by_alias=True, mode="json"))) | (changes or {})
     evaluation = evaluation_in(record.folder / EVALUATION)
     test = Evaluation(record.folder / TEST_EVALUATION, {})
     if record.values["result"]["test"]:

@@ -91,8 +91,10 @@ def enter_folder(
     """
     check_shared(folder, context)
     if context.is_main:
-        config = command.config.changed(name=command.run_name)  # starts or resumes the same run
-        options = to_yaml(config if config.eval.enabled else config.with_model(resume=None))
+        changes: dict[str, Any] = {"NAME": command.run_name}  # the options start or resume the same run
+        if not command.config.eval.enabled:
+            changes["MODEL.RESUME"] = None
+        options = to_yaml(command.config, changes)
         earlier = read_run(folder)
         values["given"] = earlier.get("given") or command.given
         if has_ended and earlier and (folder / RUN_OPTIONS).is_file():

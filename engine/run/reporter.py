@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from tqdm import tqdm
 
+from configs.schema.train import Horizon
 from engine.precision.policy import LossScaler
-from engine.progress import EpochProgress, Evaluated, Metrics, Observer, to_metrics
+from engine.progress import EpochProgress, Evaluated, Metrics, Observer, TrainClock, to_metrics
 from engine.run.cost import StepTimer, TimerTotals
 from engine.run.facts import Model
 from engine.run.log import RunLogger, progress_bar
@@ -113,7 +114,8 @@ class Reporter(Observer):
     describe: Callable[[], Model]
     timer: StepTimer
     loggers: LoggerGroup
-    num_epochs: int
+    clock: TrainClock
+    horizon: Horizon
     report_freq: int
     images_per_epoch: int
     max_steps: int | None = None
@@ -143,7 +145,7 @@ class Reporter(Observer):
 
     def start_epoch(self, progress: EpochProgress) -> None:
         """Starts the clock of an epoch, or of the rest of one in a resumed run."""
-        title = f"Epoch {progress.epoch + 1}/{self.num_epochs}"
+        title = f"Epoch {progress.epoch + 1}/{self.horizon.num_epochs}"
         images_per_step = round(self.images_per_epoch / progress.steps)
         self._bar = progress_bar(title, self.context, progress.steps, "img", images_per_step, progress.done_steps)
         self._seconds = 0.0
@@ -183,16 +185,13 @@ class Reporter(Observer):
         self._record.add_row("report", **self._report(progress) | {"step": progress.step + 1})
         self._bar.close()
 
-    def end_epoch(self, progress: EpochProgress, train_seconds: float) -> None:
-        """Logs the time of the epoch, evaluation included, and the speed of its training; adds its row.
-
-        train_seconds: of the whole run so far, without evaluation.
-        """
+    def after_epoch(self, progress: EpochProgress, ends: bool) -> None:
+        """Logs the time of the epoch, evaluation included, and the speed of its training; adds its row."""
         sums = progress.sums.reduced(self.context)
         images = to_metrics(sums - self._epoch_start.sums).total_samples
         figures = self._figures(images, self._seconds, self.timer.totals().since(self._epoch_start.timer))
         epoch_seconds = time.perf_counter() - self._epoch_start.time
-        parts = [f"----- Epoch[{progress.epoch + 1:03d}/{self.num_epochs:03d}]"]
+        parts = [f"----- Epoch[{progress.epoch + 1:03d}/{self.horizon.num_epochs:03d}]"]
         parts.append(f"epoch time: {format_duration(epoch_seconds)}")
         if speed := figures["images_per_second"]:
             parts += [format_speed(speed), *self.model.rates(speed)]
@@ -210,7 +209,7 @@ class Reporter(Observer):
             train_loss=trained.values.get("loss"),
             train_top1=trained.values.get("top1"),
             skipped_images=self._unreadable_images(trained),
-            train_seconds=round(train_seconds, 3),
+            train_seconds=round(self.clock.seconds, 3),
             grad_norm=trained.grad_norm,
             images_in_skipped_steps=trained.skipped_samples,
             **figures,
@@ -276,7 +275,7 @@ class Reporter(Observer):
         scale = figures["loss_scale"]
         left = self.seconds_left(progress)
         shows_scale = scale != self._scale and (self.scaler.dynamic or scale != 1)
-        for line in step_lines(progress, self.num_epochs, latest, to_metrics(sums), figures, left, shows_scale):
+        for line in step_lines(progress, self.horizon.num_epochs, latest, to_metrics(sums), figures, left, shows_scale):
             self.logger.info(line)
             if self.context.world_size > 1:
                 self.logger.rank(line)
@@ -294,7 +293,7 @@ class Reporter(Observer):
         if self._first is None or progress.step == self._first[1]:
             return None
         started, step = self._first
-        steps_left = min(self.num_epochs * progress.steps, self.max_steps or sys.maxsize) - progress.step
+        steps_left = min(self.horizon.num_epochs * progress.steps, self.max_steps or sys.maxsize) - progress.step
         return max(steps_left, 0) * (time.perf_counter() - started) / (progress.step - step)
 
     def _unreadable_images(self, epoch: Metrics) -> int:

@@ -36,18 +36,18 @@ def finish_run(command: Command, trainer: Trainer) -> int:
     try:
         if position.has_ended and best:
             record.set_result(test=_evaluate_best(trainer, best["epoch"]))
-        trainer.check_signals()  # the last time: what follows ends by itself
+        trainer.trigger.check_signals()  # the last time: what follows ends by itself
     except Interrupted as signal:
         trainer.interrupted = signal
     if position.has_ended and not trainer.interrupted:
         trainer.baseline.record(is_end=True)
     if not trainer.interrupted:
-        trainer.write_images(trainer.outputs.folder / LAST)  # with the images of later epochs, and of the test
+        trainer.images_table.write(trainer.outputs.folder / LAST)  # with the images of later epochs, and of the test
     if baseline := trainer.baseline.result:
         record.set_result(pixel_baseline=baseline.pixel_baseline, majority_class=baseline.majority_class)
     record.set_result(total_seconds=position.clock.total_seconds)
     trainer.reporter.finish()
-    end = end_of(record.values["result"], trainer.interrupted, trainer.config.train.num_epochs)
+    end = end_of(record.values["result"], trainer.interrupted, position.horizon.num_epochs)
     total, steps = (format_duration(seconds) for seconds in (position.clock.total_seconds, position.clock.seconds))
     trainer.logger.log(f"----- Total time: {total}, of it {steps} in training steps")
 
@@ -120,7 +120,7 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
     if not is_written:
         trainer.logger.log(f"----- Evaluation of {BEST}, epoch {epoch}, for {outputs.evaluation.folder}")
         batches = trainer.session.val_batches
-        metrics, results = built.evaluator.evaluate(built.compute, batches, trainer.after_last_eval_batch)
+        metrics, results = built.evaluator.evaluate(built.compute, batches, trainer.trigger.after_last_batch)
         evaluated = Evaluated(built.compute, metrics, results, epoch)
         call_on_main(lambda: trainer.report.update(evaluated, now=True), context)
     return None if test is None else with_old_names(_evaluate_test(trainer, built, test, epoch))
@@ -137,10 +137,10 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int
     started = time.perf_counter()
     try:
         if config.model.solves_head:
-            metrics, results = evaluate_test_images(config, built, test, bad_images, trainer.after_last_eval_batch)
+            metrics, results = evaluate_test_images(config, built, test, bad_images, trainer.trigger.after_last_batch)
         else:
             batches = build_eval_loader(config.data, test, trainer.context, config.timeout_seconds, bad_images)
-            metrics, results = built.evaluator.evaluate(built.compute, batches, trainer.after_last_eval_batch)
+            metrics, results = built.evaluator.evaluate(built.compute, batches, trainer.trigger.after_last_batch)
     except UserError as error:
         if trainer.context.world_size > 1 and not error.is_shared:  # the other ranks wait for this one
             raise

@@ -2,25 +2,29 @@
 
 import math
 import time
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from configs.batch_plan import plan_batches
 from configs.compare import with_defaults
 from configs.load import RUN_OPTIONS
 from configs.resolve import EPOCHS, probe_has_one_epoch
-from configs.schema.train import Train, in_first_plan
+from configs.schema.train import Train
 from configs.yaml_io import read_yaml
 from datasets.loading.loader import TrainBatches, build_eval_loader
-from engine.checkpoint.run_folder import decided_run
+from engine.checkpoint.run_folder import change_run_options, decided_run
 from engine.evaluation.results import TOP_K
 from engine.evaluation.session import build_evaluator
 from engine.features.probe import Solved
 from engine.plan.training import Plan
+from engine.progress import EpochProgress, Evaluated, Observer
 from engine.run.log import RunLogger
 from engine.training.optimizer import EPOCHS_PER_REDUCTION
-from engine.training.session import build_run_state
+from engine.training.outputs import RunOutputs
+from engine.training.session import Session, build_run_state
 from engine.training.step import TrainState
 from engine.training.trial import Trial
 from utils.distributed import ProcessContext, broadcast_object
@@ -84,24 +88,57 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     return replace(plan, config=config.with_train(epoch_steps=limit, **values), evaluation_seconds=evaluation)
 
 
-def plan_again(plan: Plan, train: Train, done: int, steps: float, evaluation: float, earlier: float) -> Train:
-    """The options with the NUM_EPOCHS that end nearest to TRAIN.MINUTES, but after the warm-up.
+class NextPlans(Observer):
+    """TRAIN.MINUTES: changes the horizon of the run after an epoch, by the speed of its last steps and evaluation."""
 
-    They stay if they miss it by at most half an epoch, or 2%. done: epochs. steps, evaluation: seconds of the steps of
-    an epoch, and of an evaluation. earlier: seconds of the run before this process.
-    """
-    assert train.minutes
-    seconds = 60 * train.minutes
-    epoch = steps + evaluation / plan.config.validate_freq
-    evaluations = 2 + train.model_ema + len(plan.test or ()) / len(plan.val)  # after this epoch, and at the end
-    left = seconds - earlier - seconds_since_start() - evaluations * evaluation - _END_SECONDS
-    missed = abs(left - (train.num_epochs - done) * epoch)
-    if missed <= max(epoch / 2, _MISSED_SHARE * seconds):
-        return train
-    epochs = max(done + max(0, round(left / epoch)), int(train.warmup_epochs) + 1)
-    since = max(done, train.warmup_epochs)
-    plans = (*train.plans, (since, in_first_plan(since, train.plans), epochs))
-    return train.changed(num_epochs=epochs, plans=plans)
+    def __init__(self, session: Session, outputs: RunOutputs) -> None:
+        self._plan, self._position, self._outputs = session.plan, session.position, outputs
+        self._context = session.state.context
+        self._steps = deque[float](maxlen=session.position.progress.steps + 1)  # seconds
+        self._evaluation = session.plan.evaluation_seconds
+
+    def after_step(self, progress: EpochProgress) -> None:
+        self._steps.append(self._position.clock.lap_seconds)
+
+    def after_evaluation(self, progress: EpochProgress, evaluated: Evaluated) -> None:
+        self._evaluation = evaluated.seconds or self._evaluation
+
+    def before_evaluation(self, progress: EpochProgress) -> None:
+        """Keeps the plan while a later one is known, which a resumed run repeats."""
+        done = progress.epoch + 1
+        horizon = self._position.horizon
+        minutes = self._plan.config.train.minutes
+        steps = [*self._steps][1:]  # the first one has waited for workers and kernels
+        is_open = minutes and horizon.follows_plans and done > horizon.plans[-1][0]
+        if not (is_open and steps and self._evaluation):
+            return
+        epochs = broadcast_object(self.epochs(done, progress.steps * fmean(steps), self._evaluation), self._context)
+        if epochs == horizon.num_epochs:
+            return
+        since = max(done, self._plan.config.train.warmup_epochs)
+        horizon.plans = (*horizon.plans, (since, horizon.in_first_plan(since), epochs))
+        horizon.num_epochs = epochs
+        self._outputs.logger.log(f"----- TRAIN.MINUTES {minutes:g}: NUM_EPOCHS {epochs} from epoch {done} on")
+        if self._context.is_main:
+            change_run_options(self._outputs.folder, horizon.options)
+
+    def epochs(self, done: int, steps: float, evaluation: float) -> int:
+        """The NUM_EPOCHS that end nearest to TRAIN.MINUTES, but after the warm-up.
+
+        They stay if they miss it by at most half an epoch, or 2%. done: epochs. steps, evaluation: seconds of the steps
+        of an epoch, and of an evaluation.
+        """
+        plan, train, num_epochs = self._plan, self._plan.config.train, self._position.horizon.num_epochs
+        assert train.minutes
+        seconds = 60 * train.minutes
+        epoch = steps + evaluation / plan.config.validate_freq
+        evaluations = 2 + train.model_ema + len(plan.test or ()) / len(plan.val)  # after this epoch, and at the end
+        before = self._position.clock.earlier_seconds + seconds_since_start()
+        left = seconds - before - evaluations * evaluation - _END_SECONDS
+        missed = abs(left - (num_epochs - done) * epoch)
+        if missed <= max(epoch / 2, _MISSED_SHARE * seconds):
+            return num_epochs
+        return max(done + max(0, round(left / epoch)), int(train.warmup_epochs) + 1)
 
 
 def _as_in_sweep(plan: Plan, folder: Path, context: ProcessContext, logger: RunLogger) -> Plan:
@@ -173,7 +210,7 @@ def epochs_in(seconds: float, step: float, pause: float, steps_per_epoch: int) -
 
 def _schedule(train: Train, epochs: int) -> dict[str, Any]:
     """The values of TRAIN that make it a run of these epochs; warm-up, decay and mixing keep their shares."""
-    share = (train.last_epoch + epochs) / train.plans_in_use[0][2]
+    share = (train.last_epoch + epochs) / train.horizon.plans_in_use[0][2]
     decay = train.lr_scheduler.decay_epochs or (EPOCHS_PER_REDUCTION if train.lr_scheduler.name == "step" else None)
     return {
         "num_epochs": train.last_epoch + epochs,

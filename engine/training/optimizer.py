@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from configs.parts import OPTIMIZERS
 from configs.schema import Train
-from configs.schema.train import Optimizer, in_first_plan
+from configs.schema.train import Horizon, Optimizer
 from datasets.sources.class_names import list_names
 from engine.parallel import run_eagerly
 from engine.progress import EpochProgress, Observer
@@ -273,6 +273,7 @@ class Schedule:
     """
 
     options: Train
+    horizon: Horizon
     steps_per_epoch: int
     images_per_step: int
 
@@ -286,8 +287,7 @@ class Schedule:
         factor = lr_factor(options, self.images_per_step)
         start_lr = options.warmup_start_lr * factor
         end_lr = options.end_lr * factor
-        plans = [[self.steps_per_epoch * one for one in plan] for plan in options.plans_in_use]
-        step = in_first_plan(step, plans)
+        step = self.horizon.in_first_plan(step, self.steps_per_epoch)
         warmup_steps = options.warmup_epochs * self.steps_per_epoch
         if step < warmup_steps:
             return start_lr + (self.peak_lr - start_lr) * step / warmup_steps
@@ -296,9 +296,10 @@ class Schedule:
         if decay.name == "step":
             reductions = (step - decay_start) // ((decay.decay_epochs or EPOCHS_PER_REDUCTION) * self.steps_per_epoch)
             return max(end_lr, self.peak_lr * math.pow(decay.decay_rate, reductions))
-        total_steps = plans[0][2]
+        num_epochs = self.horizon.plans_in_use[0][2]
+        total_steps = num_epochs * self.steps_per_epoch
         if decay.name == "wsd":
-            epochs = decay.decay_epochs or options.plans_in_use[0][2] * _WSD_DECAY_SHARE
+            epochs = decay.decay_epochs or num_epochs * _WSD_DECAY_SHARE
             decay_start = max(decay_start, total_steps - epochs * self.steps_per_epoch)
         share = min(1.0, max(0.0, step - decay_start) / max(1, total_steps - decay_start))
         left = (1 + math.cos(math.pi * share)) / 2 if decay.name == "cosine" else 1 - share

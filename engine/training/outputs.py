@@ -10,6 +10,7 @@ from pathlib import Path
 from configs.command_line import Command, to_yaml
 from configs.compare import non_default_options
 from configs.schema import Config
+from configs.schema.train import Horizon
 from datasets.sources.class_names import names_of_labels
 from engine.checkpoint.files import FoundCheckpoint
 from engine.checkpoint.run_folder import BEST, lock_run_folder
@@ -31,6 +32,11 @@ from utils.distributed import call_on_main
 from utils.errors import UserError, error_from
 from utils.files import link_or_copy
 from utils.notes import Note
+
+# Of a result: the start of a new run measures the first ones, training the others. A resumed run takes the first ones
+# from its record, and all of them if it has ended and trains no step.
+_OF_START = ("probe_score", "knn_top1", "probe_l2")
+_OF_TRAINING = ("samples", "average_score", "raw_score", "peak_memory_bytes", "numeric_precision", "device")
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,9 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
         if found:
             logger.note(Note("screen", f"Resume: {found.path} is not the end of a run; the new run is in {folder}"))
     call_on_main(partial(write_held_out, folder, plan.split), context)
+    before = logger.record.earlier.get("result", {})
+    measured = (*_OF_START, *_OF_TRAINING) if position.has_ended else _OF_START
+    logger.record.set_result(**{key: before.get(key) for key in measured})
     logger.begin(*session.lines, f"Folder: {folder}")
     return _outputs(session, folder, logger)
 
@@ -98,7 +107,7 @@ def _check_record(found: FoundCheckpoint, position: RunPosition, command: Comman
     has_same_numbers = (now.training, now.validation) == (before.training, before.validation)
     if has_same_numbers and before.validation_digest in ("", now.validation_digest):  # "": of an older record
         return
-    epochs = position.config.train.num_epochs
+    epochs = position.horizon.num_epochs
     fix = f"-epochs={2 * epochs} trains on them"
     if position.progress.epoch < epochs:
         fix = "-opts TRAIN.PATIENCE=null trains on them"
@@ -136,7 +145,8 @@ def _outputs(session: Session, folder: Path, logger: RunLogger) -> RunOutputs:
         precision.scaler,
         partial(describe_model, state.meta_model, config.data, precision.dtype, precision.tf32, state.context),
         state.timer,
-        num_epochs=config.train.num_epochs,
+        clock=session.position.clock,
+        horizon=session.position.horizon,
         report_freq=config.report_freq,
         images_per_epoch=layout.batches_per_epoch * layout.batch.micro_step_size,
         max_steps=config.train.max_steps,
@@ -158,8 +168,8 @@ class RunReport:
     cannot be written, for example on a full disk, gives a line in the log and never ends the run.
     """
 
-    def __init__(self, outputs: RunOutputs, config: Config) -> None:
-        self.outputs, self.config = outputs, config
+    def __init__(self, outputs: RunOutputs, config: Config, horizon: Horizon) -> None:
+        self.outputs, self.config, self.horizon = outputs, config, horizon
         self._best: Evaluated | None = None
         self._is_end = False
         self._failed = list[Callable[[], None]]()
@@ -170,7 +180,7 @@ class RunReport:
     @property
     def contents(self) -> RunContents:
         """The run as the page shows it, from the record in memory."""
-        return contents_of(self.outputs.record, self.config)
+        return contents_of(self.outputs.record, self.config, self.horizon.options)
 
     def update(self, evaluated: Evaluated | None = None, now: bool = False) -> None:
         """Writes the files, unless they were written a short while ago. now: writes them in any case.

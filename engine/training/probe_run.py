@@ -68,7 +68,7 @@ def solve_new_head(plan: Plan, context: ProcessContext, logger: RunLogger) -> So
     if plan.found or options.head != "probe" or options.solves_head or not options.pretrained:
         return None
     purpose = replace(FINE_TUNE, head_rows=match_classes(plan).rows)
-    model, _ = initial_model(config.with_model(tune="full"), context.device, purpose, plan.start.image_size)
+    model, _ = initial_model(config, context.device, purpose, plan.start.image_size, tune="full")
     head = linear_head(model)
     if head is None or head.weight.any():
         logger.log(

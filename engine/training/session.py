@@ -5,6 +5,7 @@ The session decides no option, and writes nothing. `engine/training/outputs.py` 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -136,9 +137,10 @@ def build_run_state(
     config = plan.config
     classes = match_classes(plan)
     purpose = replace(FINE_TUNE, head_rows=classes.rows, zero_head=not scales_by_weights(config.train.optimizer))
-    # A checkpoint has all weights, and the pretrained ones may be missing then.
-    initial = config.with_model(pretrained=None) if plan.found else config
-    model, fitted = initial_model(initial, context.device, purpose, plan.start.image_size)
+    changes: dict[str, Any] = {}
+    if plan.found:  # a checkpoint has all weights, and the pretrained ones may be missing then
+        changes["pretrained"] = None
+    model, fitted = initial_model(config, context.device, purpose, plan.start.image_size, **changes)
     if solved:
         set_head(model, solved)
     state, notes = build_train_state(config, context, plan.layout, model, plan.train.targets, plan.class_names)
@@ -149,12 +151,19 @@ def build_run_state(
 
 
 def initial_model(
-    config: Config, device: torch.device, purpose: Purpose = FINE_TUNE, weights_size: tuple[int, int] | None = None
+    config: Config,
+    device: torch.device,
+    purpose: Purpose = FINE_TUNE,
+    weights_size: tuple[int, int] | None = None,
+    **changes: Any,
 ) -> tuple[nn.Module, Fitted]:
-    """As `build_model`. The switches come before the first operation. The weights are drawn from SEED alone."""
+    """As `build_model`, with `changes` of MODEL. The switches come before the first operation.
+
+    The weights are drawn from SEED alone.
+    """
     set_process_switches(config, device)
     torch.manual_seed(derive_seed(config.seed, "initialization"))
-    return build_model(config.model, config.data, device, purpose, weights_size)
+    return build_model(config.model.changed(**changes), config.data, device, purpose, weights_size)
 
 
 def build_train_state(
@@ -223,6 +232,7 @@ def build_train_state(
         wrapped = strategy.wrap(compute_model, images)
     state = TrainState(
         config=config,
+        horizon=train.horizon,
         context=context,
         layout=layout,
         precision=precision,

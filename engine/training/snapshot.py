@@ -10,11 +10,14 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from torch import Tensor
+
 from configs.command_line import to_yaml
 from configs.compare import changed_options, changes_training
 from configs.parts import running_plugins
 from configs.schema import Config
 from configs.schema.operating_point import UNDECIDED, Decision
+from configs.schema.train import Horizon
 from engine.checkpoint.files import LARGE, FoundCheckpoint, find_best
 from engine.checkpoint.run_folder import AVERAGE, BEST
 from engine.checkpoint.weights_record import ENTRY, decision_to_entries, read_decision
@@ -24,6 +27,7 @@ from engine.run.log import RunLogger
 from engine.training.optimizer import set_lr, zero_momentum
 from engine.training.step import TrainState
 from models.tuning import write_peft_folder
+from utils.distributed import ProcessContext, RankExchange, gather_objects
 from utils.errors import Unavailable, UserError
 from utils.files import tensor_bytes
 from utils.notes import Note
@@ -36,15 +40,16 @@ FAIL = 100  # a request of the main process, above all others: to save, and to r
 class SaveTrigger:
     """Decides after every step and every evaluation batch whether to save: after steps, after minutes, on signals.
 
-    `signals` receives the signals of this process. The ranks exchange their requests (`RankExchange`), so that all have
-    the same answer.
+    `signals` receives the signals of this process. The ranks exchange their requests, so that all have the same answer.
     """
 
-    def __init__(self, is_main: bool, every_steps: int | None, every_minutes: float | None) -> None:
-        self.every_steps = every_steps or sys.maxsize
+    def __init__(self, config: Config, context: ProcessContext) -> None:
+        self._context = context
+        self._exchange = RankExchange(context, config.timeout_seconds)
+        self.every_steps = config.save_freq_steps or sys.maxsize
         self.every_seconds = math.inf
-        if is_main and every_minutes:  # the other ranks follow its clock
-            self.every_seconds = 60 * every_minutes
+        if context.is_main and config.save_freq_minutes:  # the other ranks follow its clock
+            self.every_seconds = 60 * config.save_freq_minutes
         self.signals = PendingSignal()
         self.saved()
 
@@ -52,29 +57,40 @@ class SaveTrigger:
         """Restarts the timer."""
         self._next_save = time.monotonic() + self.every_seconds
 
-    def request(self) -> int:
-        """The request of this process; 0: none."""
+    def exchange(self, fails: bool, seconds: tuple[float, float] | None) -> tuple[int, Tensor | None]:
+        """The greatest request of all ranks, FAIL if one fails, and the `seconds` of all; as `RankExchange.swap`."""
         is_time = time.monotonic() >= self._next_save
         if is_time:
             self._next_save = math.inf  # requests once
-        return self.signal_request() or (_SAVE if is_time else 0)
+        request = self._signal_request() or (_SAVE if is_time else 0)
+        return self._exchange.swap(FAIL if fails else request, seconds)
 
-    def signal_request(self) -> int:
-        """The request of the signal that this process has received; 0: none."""
+    def _signal_request(self) -> int:
         return self.signals.number and _SAVE + self.signals.number
 
-    def raise_signal(self, request: int) -> None:
-        """Raises Interrupted: any rank received a signal. request: the greatest of all ranks."""
+    def _raise_signal(self, request: int) -> None:
         if _SAVE < request < FAIL:
             self.signals.note(request - _SAVE)
             raise Interrupted(request - _SAVE)
 
+    def after_last_batch(self, *_: object) -> None:
+        """Called after each batch of the evaluations at the end, which save nothing: the weights are freed by then.
+
+        Raises Interrupted on all ranks: one has received a signal.
+        """
+        request, _seconds = self._exchange.swap(self._signal_request())
+        self._raise_signal(request)
+
+    def check_signals(self) -> None:
+        """Raises as `after_last_batch`; a collective call, which waits for all ranks."""
+        self._raise_signal(max(gather_objects(self._signal_request(), self._context)))
+
     def is_due(self, request: int, steps_done: int | None) -> bool:
         """Returns whether to save now. Without `steps_done` (in an evaluation) only the timer counts.
 
-        request: the greatest of all ranks. Raises Interrupted, as `raise_signal`: save, then exit.
+        request: the greatest of all ranks. Raises Interrupted: one has received a signal; save, then exit.
         """
-        self.raise_signal(request)
+        self._raise_signal(request)
         is_step = steps_done is not None and steps_done % self.every_steps == 0
         return is_step or request == _SAVE
 
@@ -84,6 +100,7 @@ class RunPosition:
     """The position of a run, and its results so far.
 
     config: the completed options.
+    horizon: the end of the run, the one object that schedule, mixup and reporter ask, too.
     best: the best evaluation: the metrics by name, None if not finite, and the epoch, which counts from 1; None if
         there is none, or if no checkpoint has its weights.
     best_is_unsaved: the run was killed after it saved this position and before it wrote `best.pth`.
@@ -92,6 +109,7 @@ class RunPosition:
     """
 
     config: Config
+    horizon: Horizon
     progress: EpochProgress
     clock: TrainClock
     best: dict[str, Any] | None = None
@@ -102,7 +120,7 @@ class RunPosition:
     def stops_early(self, epochs_done: int) -> bool:
         """Returns whether `TRAIN.PATIENCE` ends the run after this epoch."""
         train = self.config.train
-        if train.patience is None or self.best is None or epochs_done == train.num_epochs:
+        if train.patience is None or self.best is None or epochs_done == self.horizon.num_epochs:
             return False
         is_evaluated = epochs_done % self.config.validate_freq == 0
         return is_evaluated and epochs_done - self.best["epoch"] >= train.patience
@@ -111,7 +129,7 @@ class RunPosition:
     def has_ended(self) -> bool:
         """Whether no step is left; equal on all ranks."""
         epochs_done = self.progress.epoch
-        if epochs_done == self.config.train.num_epochs:
+        if epochs_done == self.horizon.num_epochs:
             return True
         return not self.progress.done_steps and self.stops_early(epochs_done)
 
@@ -120,7 +138,7 @@ def take_snapshot(
     state: TrainState, position: RunPosition, class_names: Sequence[str] | None, split: dict[str, Any] | None
 ) -> dict[str, Any]:
     """The content of a checkpoint, see `Strategy.gather`; a collective call. split: its entry."""
-    config, average, progress = state.config, state.average, position.progress
+    average, progress = state.average, position.progress
     content = {
         "model": state.precision.weights.saved.state_dict(),
         AVERAGE: average.module.state_dict() if average else None,
@@ -134,7 +152,7 @@ def take_snapshot(
         "train_seconds": position.clock.seconds,
         "total_seconds": position.clock.total_seconds,
         "images": position.clock.images,
-        "options": to_yaml(config),
+        "options": to_yaml(state.config, position.horizon.options),
         "class_names": class_names and list(class_names),
         ENTRY: split,
         **decision_to_entries(position.decision),
@@ -192,7 +210,8 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
     """
     config, schedule = state.config, state.schedule
     if found is None:
-        return RunPosition(config, state.new_progress(config.train.last_epoch), TrainClock(logger.started))
+        progress = state.new_progress(config.train.last_epoch)
+        return RunPosition(config, state.horizon, progress, TrainClock(logger.started))
     checkpoint = found.state
     changed = changed_options(checkpoint["options"], to_yaml(config))
     changed.pop("TRAIN.PLANS", None)  # may have later ones
@@ -215,7 +234,7 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
     is_unsaved = path is None and found.place.is_best
     if not path and not is_unsaved:
         best = None
-    return RunPosition(config, progress, clock, best, is_unsaved, path, read_decision(checkpoint))
+    return RunPosition(config, state.horizon, progress, clock, best, is_unsaved, path, read_decision(checkpoint))
 
 
 def _remarks_on_resume(state: TrainState, found: FoundCheckpoint, changed: dict[str, tuple[Any, Any]]) -> list[str]:

@@ -16,6 +16,7 @@ from torch.profiler import record_function
 
 from configs.batch_plan import EpochLayout
 from configs.schema import Config
+from configs.schema.train import Horizon
 from datasets.batch import Batch
 from datasets.transforms.device import TrainTransform
 from engine.parallel import Strategy, run_eagerly
@@ -46,13 +47,15 @@ class TrainState:
     - `meta_model`: unsharded and without memory, to count parameters and FLOPs.
 
     config: the completed options.
+    horizon: of the run, or of a trial; `schedule` and `transform` ask it.
     layout: how the samples of an epoch are divided into steps.
     average: of the weights; None without MODEL_EMA.
-    transform: batch -> images (B, C, S, S), targets; on the device. It and `schedule` follow from `config`.
+    transform: batch -> images (B, C, S, S), targets; on the device.
     timer: of the data wait and the forward passes.
     """
 
     config: Config
+    horizon: Horizon
     context: ProcessContext
     layout: EpochLayout
     precision: Precision
@@ -66,12 +69,13 @@ class TrainState:
 
     @cached_property
     def schedule(self) -> Schedule:
-        return Schedule(self.config.train, self.layout.steps_per_epoch, self.layout.batch.global_size)
+        return Schedule(self.config.train, self.horizon, self.layout.steps_per_epoch, self.layout.batch.global_size)
 
     @cached_property
     def transform(self) -> nn.Module:
         config = self.config
-        return TrainTransform(config.data, config.train, config.model.num_logits).to(self.context.device)
+        transform = TrainTransform(config.data, config.train, config.model.num_logits, self.horizon)
+        return transform.to(self.context.device)
 
     @property
     def eval_model(self) -> nn.Module:

@@ -3,51 +3,42 @@
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from torch import nn
 
-from configs.load import RUN_OPTIONS
 from configs.schema.operating_point import Decision
 from datasets.batch import Batch
 from engine.checkpoint.files import CheckpointWriter
-from engine.checkpoint.run_folder import BEST, LAST, change_train_options
+from engine.checkpoint.run_folder import BEST, LAST
 from engine.checkpoint.weights_record import split_to_entry
 from engine.evaluation.evaluate import EvaluationImages
-from engine.evaluation.images import write_images
 from engine.evaluation.results import SampleResults, classes_without_images
 from engine.features.probe import Solved
-from engine.parallel import CompiledParts
 from engine.progress import EpochProgress, Evaluated, Metrics, Observer
 from engine.run.baseline import BaselineThread
 from engine.run.cost import SlowRanks
 from engine.run.reporter import log_validation
-from engine.training.minutes import plan_again
+from engine.training.minutes import NextPlans
+from engine.training.observers import CompiledStep, FirstEpochVerdict, ImagesTable
 from engine.training.optimizer import UntrainedParameters
 from engine.training.outputs import RunOutputs, RunReport
 from engine.training.session import Session
 from engine.training.snapshot import FAIL, PeftFolder, SaveTrigger, take_snapshot
 from engine.training.step import NonFiniteGradients, train_steps
 from engine.training.train_batch import TrainBatch
-from utils.distributed import RankExchange, broadcast_object, call_on_main, gather_objects
+from utils.distributed import broadcast_object, call_on_main
 from utils.errors import UserError
-from utils.notes import Note
 from utils.signals import Interrupted
 from utils.threads import DaemonPool
 
 _ENDLESS = 10**6  # epochs, of a run that plans again
 _WRITE_TIMES = 20  # time since the last save / time of its write: at least, for a save before an evaluation
-# Of a result: the start of a new run measures the first ones, training the others. A resumed run takes the first ones
-# from its record, and all of them if it has ended and trains no step.
-_OF_START = ("probe_score", "knn_top1", "probe_l2")
-_OF_TRAINING = ("samples", "average_score", "raw_score", "peak_memory_bytes", "numeric_precision", "device")
 
 
 class Trainer:
@@ -71,23 +62,14 @@ class Trainer:
         is_sharded = self.state.strategy.is_sharded
         is_local = not is_sharded and not [*self.state.wrapped.buffers()]
         self.slow_ranks = SlowRanks(is_local, context, self.record)
-        self.exchange = RankExchange(context, config.timeout_seconds)
-        self.trigger = SaveTrigger(is_main, config.save_freq_steps, config.save_freq_minutes)
-        self._recent = deque[float](maxlen=self.progress.steps + 1)  # seconds of steps
-        self._evaluation_seconds = self.plan.evaluation_seconds
+        self.trigger = SaveTrigger(config, context)
         self.interrupted: Interrupted | None = None
-        before = self.record.earlier.get("result", {})
-        measured = (*_OF_START, *_OF_TRAINING) if self.position.has_ended else _OF_START
-        self.record.set_result(**{key: before.get(key) for key in measured})
         self._solved: Solved | None = None
-        self._compiled: CompiledParts | None = None
-        if config.train.compiles:
-            self._compiled = CompiledParts(self.state.precision.weights.compute)
-        self._has_images = False
+        self._evaluation_seconds: float | None = None  # of the last one, unless features gave its results
         self._saved_step = self.progress.step
         self._save_started = -math.inf
         self._write_seconds = 0.0
-        self.report = RunReport(outputs, config)
+        self.report = RunReport(outputs, config, self.position.horizon)
         self.writer: CheckpointWriter | None = None  # on a rank that writes no checkpoints
         if is_main:
             self.record.on_end = partial(self.report.update, now=True)
@@ -108,10 +90,14 @@ class Trainer:
         reads_ahead = self.session.batches.prefetched_batches > 0 and data.on_bad_image == "error"
         is_due = is_new and reads_ahead and is_main
         self.eval_images = EvaluationImages((plan.val, plan.test), data.image_channels, is_due)
-        observers: list[Observer] = [self.reporter]
+        self.images_table = ImagesTable(self.session, self.outputs)
+        observers: list[Observer] = [CompiledStep(self.session, self.outputs), self.reporter]
+        if self.config.train.minutes:
+            observers.append(NextPlans(self.session, self.outputs))
         if is_new:
             observers.append(UntrainedParameters(self.state.precision.weights.compute, self.logger))
-        observers += [self.eval_images, TrainBatch(self.session, self.outputs), self.baseline]
+        observers += [self.eval_images, TrainBatch(self.session, self.outputs), self.baseline, self.images_table]
+        observers.append(FirstEpochVerdict(self.session, self.outputs, self.report))
         return [*observers, PeftFolder(self.state, self.logger)]
 
     @property
@@ -123,7 +109,8 @@ class Trainer:
         session, progress = self.session, self.progress
         batches: Iterator[Batch] = iter(())
         if not self.position.has_ended:  # the workers start
-            epochs = _ENDLESS if self.config.train.plans else self.config.train.num_epochs
+            horizon = self.position.horizon
+            epochs = _ENDLESS if horizon.plans else horizon.num_epochs
             batches = session.batches.iterate(
                 progress.epoch, progress.done_batches, epochs, session.bad_images, session.val_batches
             )
@@ -182,7 +169,7 @@ class Trainer:
 
     def _is_due(self, epochs_done: int, every: int) -> bool:
         """Returns whether an action with a period of `every` epochs is due; it always is after the last epoch."""
-        return epochs_done % every == 0 or epochs_done == self.config.train.num_epochs
+        return epochs_done % every == 0 or epochs_done == self.position.horizon.num_epochs
 
     def start_epoch(self) -> None:
         """Starts the clocks of an epoch, or of the rest of one. The next weights have decided nothing."""
@@ -194,53 +181,23 @@ class Trainer:
         """Evaluates, reports and saves what is due after all steps of an epoch; returns whether the run continues."""
         progress = self.progress
         epochs_done = progress.epoch + 1
-        self._plan_again(epochs_done)
+        for observer in self.observers:
+            observer.before_evaluation(progress)
         evaluated = None
         is_best = False
         if self._is_due(epochs_done, self.config.validate_freq):
             self._save_before_evaluation()
             evaluated = self._evaluate_epoch(epochs_done)
             is_best = evaluated.is_best
-        if not self._has_images:
-            self._has_images = True
-            self.write_images(self.plan.found.path if self.plan.found else self.config.model.pretrained)
-        self.reporter.end_epoch(progress, self.position.clock.seconds)
-        is_last = epochs_done == self.config.train.num_epochs or progress.step >= self.max_steps
+        is_last = epochs_done == self.position.horizon.num_epochs or progress.step >= self.max_steps
         ends = is_last or self.position.stops_early(epochs_done)
-        if evaluated and not ends:  # its end has a verdict
-            call_on_main(lambda: self._judge_first_epoch(epochs_done), self.context)
+        for observer in self.observers:
+            observer.after_epoch(progress, ends)
         self.position.progress = self.state.new_progress(epochs_done)
         if is_best or ends or self._is_due(epochs_done, self.config.save_freq):
             self._save(is_best)
         call_on_main(lambda: self.report.update(evaluated), self.context)
         return not ends
-
-    def _plan_again(self, done: int) -> None:
-        """TRAIN.MINUTES: changes NUM_EPOCHS after `done` epochs, unless a later plan is known; a collective call."""
-        train = self.config.train
-        evaluation = self._evaluation_seconds
-        steps = [*self._recent][1:]  # the first one has waited for workers and kernels
-        is_open = train.minutes and train.plans == train.plans_in_use and done > train.plans[-1][0]
-        if not (is_open and steps and evaluation):
-            return
-        epoch = self.progress.steps * fmean(steps)
-        chosen = plan_again(self.plan, train, done, epoch, evaluation, self.position.clock.earlier_seconds)
-        train = broadcast_object(chosen, self.context)
-        if train == self.config.train:
-            return
-        self.logger.log(f"----- TRAIN.MINUTES {train.minutes:g}: NUM_EPOCHS {train.num_epochs} from epoch {done} on")
-        config = self.config.changed(train=train)
-        self.config = self.position.config = self.report.config = config
-        self.state = replace(self.state, config=config)
-        self.reporter.num_epochs = train.num_epochs
-        if self.context.is_main:
-            change_train_options(self.outputs.folder / RUN_OPTIONS, train)
-
-    def write_images(self, weights: str | Path | None) -> None:
-        """weights: of the run to compare with."""
-        is_same = self.plan.found is not None
-        data = self.config.data
-        write_images(self.plan.splits, self.outputs.folder, weights, is_same, data, self.context, self.logger)
 
     def _save_before_evaluation(self) -> None:
         """Saves unless it takes too long: an evaluation that fails, for example at a bad image, then costs no epoch."""
@@ -249,19 +206,9 @@ class Trainer:
         if broadcast_object(is_worth_it, self.context):
             self._save()
 
-    def _judge_first_epoch(self, epochs_done: int) -> None:
-        from engine.report.verdict import first_epoch_of  # late, as the page
-
-        if epochs_done <= self.config.validate_freq and (text := first_epoch_of(self.report.contents)):
-            self.logger.note(Note("screen", text))
-
     def after_step(self, progress: EpochProgress) -> None:
         """Reports the step, and saves if a checkpoint is due; called on every rank."""
-        seconds = self.position.clock.lap(self._images_done())
-        self._recent.append(seconds)
-        if self._compiled:
-            self.logger.note(self._compiled.note(seconds, self.config.model.grad_checkpointing is True))
-            self._compiled = None
+        self.position.clock.lap(self._images_done())
         for observer in self.observers:
             observer.after_step(progress)
         if self.writer:
@@ -272,23 +219,13 @@ class Trainer:
         """A run resumed from a checkpoint that is saved here repeats the evaluation."""
         self._save_if_due()
 
-    def after_last_eval_batch(self, *_: object) -> None:
-        """Saves nothing: the training has ended, and its weights are freed. Raises Interrupted on all ranks."""
-        request, _seconds = self.exchange.swap(self.trigger.signal_request())
-        self.trigger.raise_signal(request)
-
-    def check_signals(self) -> None:
-        """Raises Interrupted on all ranks: one has received a signal. A collective call."""
-        self.trigger.raise_signal(max(gather_objects(self.trigger.signal_request(), self.context)))
-
     def _save_if_due(self, steps_done: int | None = None, seconds: tuple[float, float] | None = None) -> None:
         """Exchanges the request to save and, after a step, its `seconds` with the other ranks.
 
         Raises UserError: the main process has found unreadable images; the run is saved.
         """
         error = self.eval_images.error()
-        own_request = FAIL if error else self.trigger.request()
-        request, seconds_of_ranks = self.exchange.swap(own_request, seconds)
+        request, seconds_of_ranks = self.trigger.exchange(error is not None, seconds)
         if seconds_of_ranks is not None and (note := self.slow_ranks.add_step(seconds_of_ranks)):
             self.logger.note(note)
         if request == FAIL:
@@ -310,7 +247,7 @@ class Trainer:
         The raw weights are evaluated beside an average: with EVAL_RAW in each evaluation, else in the last one.
         """
         state, position = self.state, self.position
-        num_epochs = self.config.train.num_epochs
+        num_epochs = position.horizon.num_epochs
         title = f"Epoch[{epochs_done:03d}/{num_epochs:03d}], " if epochs_done else "Probe, "
         model = state.eval_model
         metrics, results = self._evaluate(model, title)
@@ -327,7 +264,7 @@ class Trainer:
             position.best = {"epoch": epochs_done} | metrics.known
         # The main process alone draws attention maps, and a sharded model needs all ranks in each pass.
         drawn = None if state.strategy.is_sharded else model
-        evaluated = Evaluated(drawn, metrics, results, epochs_done, raw, is_best)
+        evaluated = Evaluated(drawn, metrics, results, epochs_done, raw, is_best, self._evaluation_seconds)
         for observer in self.observers:
             observer.after_evaluation(self.progress, evaluated)
         return evaluated

@@ -153,7 +153,7 @@ def our_batches(config: Config, context: ProcessContext) -> Iterator[int]:
     wanted = Wanted(config.data, ("train",), num_classes=config.model.num_classes)
     samples = read_data(wanted, context).splits["train"]
     layout = epoch_layout(config, samples, plan_batches(config, context.world_size))
-    transform = TrainTransform(config.data, config.train, NUM_CLASSES).to(context.device)
+    transform = TrainTransform(config.data, config.train, NUM_CLASSES, config.train.horizon).to(context.device)
     for batch in TrainBatches(config, samples, context, layout).iterate(epoch=0, batch=0, num_epochs=ENDLESS_EPOCHS):
         transform(batch)
         yield len(batch.images)

@@ -28,7 +28,7 @@ def test_normalization_equals_torchvisions():
     images = torch.randint(0, 256, (2, 3, 5, 5), dtype=torch.uint8)
     expected = v2.functional.normalize(images / 255, mean, std)
     assert torch.allclose(Normalize(data)(images), expected, atol=1e-5)
-    transformed, _ = TrainTransform(data, Train(), 10)(Batch(images, torch.tensor([1, 2]), 2))
+    transformed, _ = TrainTransform(data, Train(), 10, Train().horizon)(Batch(images, torch.tensor([1, 2]), 2))
     assert torch.allclose(transformed, expected, atol=1e-5)
 
 
@@ -124,7 +124,8 @@ KINDS = {
 
 
 def mixup_of(options: dict) -> Mixup:
-    return Mixup(Train.model_validate(options), num_classes=5)
+    train = Train.model_validate(options)
+    return Mixup(train, 5, train.horizon)
 
 
 def batch_of(count: int) -> tuple[Tensor, Tensor]:
@@ -192,7 +193,7 @@ def test_the_order_of_erasing_and_mixup_is_the_one_of_timms_loaders(is_last, box
     train = Train(RANDOM_ERASE_PROB=0.7, MIXUP_ALPHA=1.0, RANDOM_ERASE_AFTER_MIXUP=is_last)
     images = torch.randint(256, (8, 3, 12, 20), dtype=torch.uint8)
     targets = torch.arange(8) % 5
-    transform = TrainTransform(data, train, 5)
+    transform = TrainTransform(data, train, 5, train.horizon)
     erase = RandomErase(data, train)
     monkeypatch.setattr(transform.mixup, "draw", lambda *_: (weight, box))
     monkeypatch.setattr(Tensor, "normal_", lambda noise: noise.copy_(torch.arange(noise.numel()).view_as(noise)))
@@ -273,7 +274,7 @@ off_epoch | mixed_epochs | plans
 def test_epochs_with_mixup(off_epoch, mixed_epochs, plans):
     values = {"NUM_EPOCHS": plans[-1][2] if plans else 4, "WARMUP_EPOCHS": 0, "PLANS": plans}
     train = Train.model_validate({"MIXUP_ALPHA": 0.8, "MIXUP_OFF_EPOCH": off_epoch, **values})
-    transform = TrainTransform(Data(), train, 4)
+    transform = TrainTransform(Data(), train, 4, train.horizon)
     batch = Batch(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([3, 1]), 2)
     targets = [transform(batch._replace(epoch=epoch))[1] for epoch in range(4)]
     assert [epoch for epoch in range(4) if targets[epoch].ndim == 2] == mixed_epochs

@@ -27,6 +27,7 @@ from datasets.decoding.images import BadImage
 from engine.checkpoint.files import LARGE, load_checkpoint
 from engine.run.record import read_run
 from engine.run.reporter import Reporter
+from engine.training.snapshot import SaveTrigger
 from engine.training.trainer import Trainer
 from utils.files import read_json, tensors_in
 from utils.notes import STATUS
@@ -223,7 +224,7 @@ def test_interrupted_run_resumes_bit_for_bit(
 
 @pytest.mark.parametrize(
     "owner, method, status, state",
-    [(Trainer, "after_last_eval_batch", 143, "interrupted"), (Reporter, "finish", 0, "finished")],
+    [(SaveTrigger, "after_last_batch", 143, "interrupted"), (Reporter, "finish", 0, "finished")],
 )
 def test_a_signal_ends_the_last_evaluation_and_a_later_one_changes_nothing(
     digits_argv, tmp_path, monkeypatch, uninterrupted, owner, method, status, state

@@ -205,7 +205,7 @@ def resumed(context: ProcessContext, options: list[str], path: Path) -> Any:
             restore(state, RunLogger(context), find_checkpoint(str(path), context))
         else:
             train(state, context, steps=3)
-            position = RunPosition(state.config, state.new_progress(0), TrainClock(time.monotonic()))
+            position = RunPosition(state.config, state.horizon, state.new_progress(0), TrainClock(time.monotonic()))
             content = take_snapshot(state, position, None, None)
             content = content if state.strategy.is_sharded else copy.deepcopy(content)
         train(state, context, steps=2)

@@ -356,7 +356,9 @@ def test_damaged_files_leave_their_parts_out(run):
 
 def test_a_page_that_cannot_be_written_gives_one_line_in_a_run_and_keeps_the_old_page(run, monkeypatch):
     log: list[str] = []
-    report = RunReport(SimpleNamespace(folder=run, logger=SimpleNamespace(warn=log.append)), Config())
+    report = RunReport(
+        SimpleNamespace(folder=run, logger=SimpleNamespace(warn=log.append)), Config(), Config().train.horizon
+    )
     report.update()
     assert report.has_page
     old = (run / REPORT).read_bytes()

@@ -12,8 +12,9 @@ from conftest import each_value, log_of, refused
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from configs.schema import Amp
+from configs.schema.train import Horizon
 from engine.precision.policy import Precision
-from engine.progress import BatchSums, EpochProgress, Metrics, MetricSums
+from engine.progress import BatchSums, EpochProgress, Metrics, MetricSums, TrainClock
 from engine.run.cost import TimerTotals, timer_of
 from engine.run.facts import Model
 from engine.run.log import RunLogger
@@ -36,7 +37,8 @@ class SimulatedRun:
         self.reporter = Reporter(
             context, logger, Precision(Amp(), context.device).scaler, lambda: Model(1, 10**9, None),
             timer_of(context.device),
-            num_epochs=2, report_freq=report_freq, images_per_epoch=STEPS * BATCH_SIZE,
+            clock=TrainClock(0.0, seconds=1.0), horizon=Horizon(2),
+            report_freq=report_freq, images_per_epoch=STEPS * BATCH_SIZE,
             loggers=LoggerGroup([], "", {}, logger),
         )  # fmt: skip
         self.reporter.start(0, 0)
@@ -53,7 +55,7 @@ class SimulatedRun:
             progress.done_steps += 1
             self.before_report()
             self.reporter.after_step(progress)
-        self.reporter.end_epoch(progress, 1.0)
+        self.reporter.after_epoch(progress, ends=False)
         self.reporter.close()
 
     def rows(self, name):

@@ -2,8 +2,10 @@
 
 import shutil
 import time
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import (
@@ -21,10 +23,13 @@ from conftest import (
 
 from configs.batch_plan import BatchPlan, EpochLayout
 from configs.command_line import parse_command_line
+from configs.schema import Config
 from configs.yaml_io import parse_value
 from datasets.loading.sampler import TrainSampler
+from engine.checkpoint.files import load_checkpoint
+from engine.commands import train as commands
 from engine.commands.run import run
-from engine.training.minutes import epochs_in, evaluation_seconds
+from engine.training.minutes import NextPlans, epochs_in, evaluation_seconds
 from engine.training.trainer import Trainer
 from tests.engine.report.run_folders import write_json
 from utils.distributed import ProcessContext
@@ -81,7 +86,7 @@ def test_short_epochs_have_the_first_images_of_the_order():
 @pytest.mark.parametrize("how", ["RUN", slow("auto"), slow("RUN and its first recipe")])
 def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(how, tmp_path, monkeypatch):
     monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (2, 4))
-    monkeypatch.setattr("engine.training.trainer.plan_again", lambda plan, train, *figures: train)
+    monkeypatch.setattr(NextPlans, "epochs", lambda plans, *figures: plans._position.horizon.num_epochs)
     monkeypatch.setattr("engine.training.minutes.seconds_since_start", lambda: 2400)
     stopped = ["TRAIN.MAX_STEPS=5", "TRAIN.NUM_EPOCHS=20", "TRAIN.WARMUP_EPOCHS=5"]
     schedule = ["TRAIN.LR_SCHEDULER.NAME=wsd", "TRAIN.LR_SCHEDULER.DECAY_EPOCHS=10"]
@@ -152,6 +157,51 @@ OPTIONS = [
     SMALL_BATCHES, "TRAIN.NUM_EPOCHS=10", "TRAIN.WARMUP_EPOCHS=1.5", "TRAIN.MIXUP_ALPHA=0.2", "TRAIN.MIXUP_OFF_EPOCH=7",
     "DATA.BATCH_SIZE_EVAL=180", "SAVE_FREQ=1", "KEEP_CHECKPOINTS=99", MINUTES,
 ]  # fmt: skip
+
+
+def copies_of_config(patch: pytest.MonkeyPatch, planned: str) -> list[str]:
+    """The functions that copy a Config after the function `planned` has ended and before `finish_run` begins."""
+    copies: list[str] = []
+    state = {"is_planned": False}
+    plan, finish, copy = (getattr(commands, planned), commands.finish_run, Config.model_copy)
+
+    def plans(*given: Any) -> Any:
+        made = plan(*given)
+        state["is_planned"] = True
+        return made
+
+    def finishes(*given: Any) -> int:
+        state["is_planned"] = False
+        return finish(*given)
+
+    def copied(config: Config, **changes: Any) -> Config:
+        if state["is_planned"]:
+            copies.append(traceback.format_stack()[-4])
+        return copy(config, **changes)
+
+    patch.setattr(commands, planned, plans)
+    patch.setattr(commands, "finish_run", finishes)
+    patch.setattr(Config, "model_copy", copied)
+    return copies
+
+
+def test_no_options_are_copied_after_the_plan(tmp_path, monkeypatch):
+    copies = copies_of_config(monkeypatch, "plan_training")
+    folder = train([*digits_flags(tmp_path), "TRAIN.MAX_STEPS=3"])
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"])
+    assert copies == []
+
+
+def test_the_horizon_alone_changes_with_the_speed(tmp_path, monkeypatch):
+    """All others ask it; the checkpoint and config.yaml have its plans."""
+    copies = copies_of_config(monkeypatch, "fit_into_minutes")
+    SlowMachine(monkeypatch, 2)
+    folder = train([*digits_flags(tmp_path), *OPTIONS])
+    stored = parse_value(load_checkpoint(folder / "last.pth")["options"])["TRAIN"]
+    assert len(stored["PLANS"]) > 1
+    assert stored == train_options(folder)
+    assert len(rows(folder)) == stored["NUM_EPOCHS"]
+    assert copies == []
 
 
 def train_options(folder: Path) -> dict:

@@ -250,7 +250,7 @@ def test_the_warmup_prefix_equals_timms(name, warmup, prefix):
     end_lr = 0.0 if name == "step" else 1e-5
     kind = {"NAME": name, **DECAYS[name], "WARMUP_PREFIX": prefix}
     train = options_of(name, END_LR=end_lr, WARMUP_EPOCHS=warmup, LR_SCHEDULER=kind)
-    schedule = Schedule(train, steps_per_epoch=7, images_per_step=64)
+    schedule = Schedule(train, train.horizon, steps_per_epoch=7, images_per_step=64)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=3e-3)
     timms, _ = create_scheduler_v2(
         optimizer, sched="poly" if name == "linear" else name,
@@ -267,12 +267,12 @@ def test_the_rate_of_each_plan_goes_on_from_where_it_is(name):
     """From epoch 2, in the warm-up of 3, the rest of 20 epochs takes 9 in all, from epoch 6 it takes 26."""
     plans = ((0, 0, 20), (3, 3, 9), (6, 11.5, 26))
     changed = options_of(name, END_LR=1e-4, NUM_EPOCHS=26, PLANS=plans)
-    schedule, first = (Schedule(one, 7, 64) for one in (changed, options_of(name, END_LR=1e-4)))
+    schedule, first = (Schedule(one, one.horizon, 7, 64) for one in (changed, options_of(name, END_LR=1e-4)))
     for step in range(26 * 7 + 1):
         place = np.interp(step / 7, [0, 3, 6, 26], [0, 3, 11.5, 20])
         assert schedule.lr_at(step) == pytest.approx(first.lr_at(7 * place), rel=1e-9), step
         assert schedule.lr_at(step) == pytest.approx(closed_form(name, place), rel=1e-9), step
-    unchanged = Schedule(changed.model_copy(update={"num_epochs": 20}), 7, 64)
+    unchanged = Schedule(changed, changed.changed(num_epochs=20).horizon, 7, 64)
     assert all(unchanged.lr_at(step) == first.lr_at(step) for step in range(20 * 7))
 
 
@@ -290,7 +290,7 @@ def closed_form(name: str, epoch: float) -> float:
 
 def test_scaling_doubles_all_three_learning_rates():
     train = Train.model_validate({"LINEAR_SCALED_LR": 512, "END_LR": 1e-5, "BASE_LR_BATCH_SIZE": 512})
-    plain = Schedule(train.model_copy(update={"linear_scaled_lr": None}), 10, 1024)
-    scaled = Schedule(train, 10, 1024)
+    plain = Schedule(train.changed(linear_scaled_lr=None), train.horizon, 10, 1024)
+    scaled = Schedule(train, train.horizon, 10, 1024)
     for step in (0, 100, 320, 1000, 2999):
         assert scaled.lr_at(step) == pytest.approx(2 * plain.lr_at(step))

@@ -402,7 +402,7 @@ class Ours:
         return groups_of(model, build_optimizer(model, config.train, config.train.base_lr))
 
     def schedule(self, config):
-        schedule = Schedule(config.train, 10, 128)
+        schedule = Schedule(config.train, config.train.horizon, 10, 128)
         return torch.tensor([schedule.lr_at(10 * epoch) for epoch in range(config.train.num_epochs)])
 
     def clip(self, config):
@@ -428,11 +428,11 @@ class Ours:
             else:
                 found += [BUILDERS[policy.func](*policy.args) for policy in one.args[0]]
         erase = [(one.probability, one.mode, one.count) for one in transform.device_operations]
-        is_last = len(TrainTransform(data, config.train, CLASSES).last_operations) > 0
+        is_last = len(TrainTransform(data, config.train, CLASSES, config.train.horizon).last_operations) > 0
         return operations_of(found), (erase and (*erase[0], is_last)) or 0
 
     def mixing(self, config):
-        mixup = Mixup(config.train, CLASSES)
+        mixup = Mixup(config.train, CLASSES, config.train.horizon)
         if not (mixup.mixup_alpha or mixup.cutmix_alpha):
             return None
         names = "mixup_alpha", "cutmix_alpha", "minmax", "probability", "cutmix_share", "off_epoch"

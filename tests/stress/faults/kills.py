@@ -20,7 +20,7 @@ from faults.scene import Provoke, Scene
 
 _SECONDS = 60.0  # until all processes have ended: 10 on idle cores, 20 after the kill of a rank; TIMEOUT_SECONDS is 120
 _STEP = "engine.training.step:forward_backward:0.3"
-_EVALUATION = "engine.training.trainer:Trainer.after_last_eval_batch:0.3"
+_EVALUATION = "engine.training.snapshot:SaveTrigger.after_last_batch:0.3"
 _FORWARD = "engine.evaluation.evaluate:Evaluator.forward:0.3"
 # By phase: the functions that are slow, and the seconds of each call. The signal comes in the last one.
 _PHASES = {
