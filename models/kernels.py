@@ -1,22 +1,16 @@
 """Which kernels compute a model: attention (torch's fused kernels, or the explicit softmax(q k^T) v), the memory format
-of convolutions, folded batch norms, tokens that nothing reads, and dropout with fast mask generation on a CPU.
+of convolutions, and dropout with fast mask generation on a CPU.
 """
 
-import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from timm.layers import Attention
-from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
-from torch.nn.utils.fusion import fuse_conv_bn_eval
-
-from utils.errors import UserError
 
 AUTO, FUSED, EXPLICIT = "auto", "fused", "explicit"
 _LEVELS = 2**16  # of a dropout rate
@@ -34,13 +28,18 @@ def use_attention(model: nn.Module, kind: str) -> None:
         module.fused_attn = kind != EXPLICIT
 
 
-def fuse_plain_attention(model: nn.Module) -> None:
-    """Fused kernels, which have no dropout on a CPU, for timm's `Attention` without dropout.
+def plain_attention(model: nn.Module) -> list[Attention]:
+    """timm's plain attention modules that are explicit.
 
-    One attention module in float32 on a CPU thread then takes 0.65 to 0.99 times as long, in bfloat16 0.99 to 1.36.
+    Fused, one of them in float32 on a CPU thread takes 0.65 to 0.99 times as long, in bfloat16 0.99 to 1.36.
     """
-    for module in attention_modules(model):
-        if type(module) is Attention and not module.attn_drop.p:
+    return [module for module in attention_modules(model) if type(module) is Attention and not module.fused_attn]
+
+
+def fuse_plain_attention(model: nn.Module) -> None:
+    """Fuses plain attention for a training, but for modules with dropout, which fused kernels of a CPU lack."""
+    for module in plain_attention(model):
+        if isinstance(module.attn_drop, nn.Dropout) and not module.attn_drop.p:
             use_attention(module, FUSED)
 
 
@@ -68,62 +67,31 @@ def select_attention(model: nn.Module, option: str, device: torch.device) -> Non
         use_attention(model, EXPLICIT)
 
 
-def prepare_convolutions(model: nn.Module, channels_last: Literal["auto"] | bool, is_fixed: bool = False) -> None:
-    """Applies `MODEL.CHANNELS_LAST` to `model`.
+def is_convolutional(model: nn.Module) -> bool:
+    """Whether there is a convolution beside the patch embedding."""
+    return sum(isinstance(module, nn.Conv2d) for module in model.modules()) > 1
 
-    Only the weights are converted: the first convolution converts the images, and later ones keep their format. Models
-    with one convolution, the patch embedding, are left as they are.
-    Raises UserError: `channels_last` is True, and the memory format of the weights `is_fixed`: sharded ones, or O3.
+
+def to_channels_last(model: nn.Module) -> Callable[[], None]:
+    """Converts the weights of all `nn.Conv2d`, and no other tensor, to the NHWC memory format; returns the undo.
+
+    The first convolution converts the images, and later ones keep their format.
     """
-    if is_fixed and channels_last is True:
-        raise UserError("MODEL.CHANNELS_LAST true: not with sharded weights or AMP.LEVEL O3; use auto")
-    if channels_last == "auto":
-        is_convolutional = sum(isinstance(module, nn.Conv2d) for module in model.modules()) > 1
-        channels_last = is_convolutional and not is_fixed
-    if channels_last:
-        model.to(memory_format=torch.channels_last)
+    before = [
+        (weight, weight.data)
+        for module in model.modules()
+        if isinstance(module, nn.Conv2d)
+        for weight in module.parameters(recurse=False)
+        if weight.ndim == 4
+    ]
+    for weight, data in before:
+        weight.data = data.contiguous(memory_format=torch.channels_last)
 
+    def undo() -> None:
+        for weight, data in before:
+            weight.data = data
 
-def fold_batch_norms(model: nn.Module, images: Tensor) -> nn.Module:
-    """A copy of `model` for evaluations, whose convolutions contain the batch norms of their outputs.
-
-    images: (B, C, S, S), whose pass shows these pairs. Returns the model itself if it has no batch norm, or if the
-    logits of the copy differ by 1e-4 of the largest one: another layer reads an output, too.
-    """
-    if not any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules()):
-        return model
-    folded = copy.deepcopy(model)
-    source = {}
-    pairs: list[Any] = []
-
-    def record(layer: nn.Module, inputs: Any, output: Any) -> None:
-        if isinstance(layer, nn.Conv2d):
-            source[output] = layer
-        if isinstance(layer, nn.BatchNorm2d) and inputs[0] in source:
-            pairs.append((source[inputs[0]], layer))
-
-    with torch.no_grad():
-        with register_module_forward_hook(record):
-            logits = folded(images)
-        for convolution, norm in pairs:
-            fused = fuse_conv_bn_eval(convolution, norm)
-            convolution.weight, convolution.bias = fused.weight, fused.bias
-            norm.forward = nn.Sequential(*norm.children()).forward  # timm's have their activation
-        difference = (folded(images) - logits).abs().max()
-    return folded if difference <= 1e-4 * logits.abs().max() else model
-
-
-def skip_unread_tokens(model: nn.Module) -> None:
-    """Lets the last block of timm's ViT compute its projection and its MLP for the class token alone, if that is read.
-
-    The block adds their one row to all tokens.
-    """
-    if type(model) is VisionTransformer and getattr(model, "pooled_tokens", model.global_pool) == "token":
-        last = model.blocks[-1]
-        if isinstance(last, Block):
-            layers: tuple[Any, ...] = (last.attn.proj, last.mlp)
-            for layer in layers:
-                layer.register_forward_pre_hook(lambda layer, inputs: inputs[0][:, :1])
+    return undo
 
 
 class FastDropout(nn.Dropout):

@@ -21,6 +21,7 @@ from configs.yaml_io import write_yaml
 from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.run_folder import checkpoints_by_progress
 from engine.checkpoint.weights_record import exported_entry, read_record
+from engine.evaluation.fast import speed_up
 from engine.evaluation.session import build_eval_model
 from models.weights.choose import EVALUATE
 from models.weights.fit import load_pretrained
@@ -64,6 +65,8 @@ def main(argv: list[str]) -> int:
         add = partial(add_to_mean, mean, count=count)
         load_pretrained(built.fp32, str(path), config.model, EVALUATE, trained.record.image_size, add)
         print_escaped(f"read: {path}")
+    if trained.samples:
+        speed_up(built.compute, config, built.evaluator.precision, len(trained.samples), keeps_weights=True)
     trained = trained.measure(built)
     output = flags.output or paths[0].with_name("average.pth")
     if any(name.endswith(".running_mean") for name in mean):

@@ -13,6 +13,7 @@ from configs.weights import WeightsRecord
 from datasets.transforms.device import Normalize
 from engine.checkpoint.weights_record import weights_record
 from engine.evaluation.evaluate import Evaluator
+from engine.evaluation.fast import speed_up
 from engine.evaluation.mean import MeanOfModels
 from engine.parallel import Strategy
 from engine.plan.decision import decide, decision_for, with_thresholds
@@ -23,21 +24,12 @@ from engine.run.facts import Devices, place_of
 from engine.run.folder import record_environment
 from engine.run.log import RunLogger
 from models.build import build_model
-from models.kernels import (
-    AUTO,
-    EXPLICIT,
-    fold_batch_norms,
-    fuse_plain_attention,
-    prepare_convolutions,
-    skip_unread_tokens,
-    use_attention,
-)
+from models.kernels import AUTO, EXPLICIT, to_channels_last, use_attention
 from models.weights.choose import EVALUATE, Purpose
 from utils.distributed import ProcessContext
 from utils.notes import Note
 
 _KEY = "EVAL.OPERATING_POINT"
-_FOLDED_FROM = 200  # images; in most networks folding takes as long as 15 to 161 of them save (docs/log.md)
 
 
 @dataclass(frozen=True)
@@ -69,11 +61,12 @@ def build_eval_model(
 
 
 def eval_model_of(model: nn.Module, config: Config, context: ProcessContext) -> EvalModel:
-    """The fp32 `model` on its device, ready to be evaluated in the precision of `config`.
+    """The fp32 `model` on its device, ready to be evaluated in the precision of `config`, without any fast path.
 
     `set_process_switches` comes before: it is about the first operation of the process.
     """
-    prepare_convolutions(model, config.model.channels_last)
+    if config.model.channels_last is True:
+        to_channels_last(model)
     precision = Precision(config.amp, context.device)
     apply_op_lists(model, config.model.attention, precision)
     evaluator = build_evaluator(config, precision, Strategy(), context)  # all ranks have the same buffers
@@ -128,19 +121,9 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
     if plan.class_mask is not None:
         evaluator = replace(evaluator, class_mask=torch.from_numpy(plan.class_mask).to(context.device))
     meta_model = copy_to_meta(built.fp32)
-    session = EvaluationSession(plan, _fast_model(built, plan), evaluator, meta_model)
+    logger.note(*speed_up(built.compute, plan.config, evaluator.precision, len(plan.samples), plan.purpose))
+    session = EvaluationSession(plan, built.compute, evaluator, meta_model)
     return _mean_session(session, decision) if command.runs else session
-
-
-def _fast_model(built: EvalModel, plan: EvaluationPlan) -> nn.Module:
-    """`compute`; on a CPU without tokens that nothing reads, and of many images in float32 with folded batch norms."""
-    precision = built.evaluator.precision
-    if precision.device.type != "cpu":
-        return built.compute
-    skip_unread_tokens(built.compute)
-    if precision.dtype != torch.float32 or plan.purpose != EVALUATE or len(plan.samples) < _FOLDED_FROM:
-        return built.compute
-    return fold_batch_norms(built.compute, torch.ones(1, *plan.config.data.image_shape))
 
 
 def _mean_session(session: EvaluationSession, decision: Decision) -> EvaluationSession:
@@ -150,7 +133,8 @@ def _mean_session(session: EvaluationSession, decision: Decision) -> EvaluationS
     for config, record in plan.others:
         built = build_eval_model(config, evaluator.context, plan.purpose, record)
         own = replace(built.evaluator, class_mask=evaluator.class_mask, merged=evaluator.merged)
-        members.append((own, _fast_model(built, plan)))
+        speed_up(built.compute, config, own.precision, len(plan.samples))
+        members.append((own, built.compute))
     of_mean = replace(evaluator, flips=False, class_mask=None, merged={}, decision=decision)
     return replace(session, model=MeanOfModels(members).eval(), evaluator=of_mean)
 
@@ -176,13 +160,7 @@ def build_evaluator(
 
 
 def apply_op_lists(model: nn.Module, attention: str, precision: Precision) -> None:
-    """Makes attention explicit if softmax is listed, as fused attention has none; MODEL.ATTENTION overrides it.
-
-    In float32 on a CPU, timm's plain attention without dropout is fused.
-    """
-    if attention == AUTO:
-        if "softmax" in precision.listed:
-            use_attention(model, EXPLICIT)
-        elif precision.device.type == "cpu" and precision.dtype == torch.float32:
-            fuse_plain_attention(model)
+    """Makes attention explicit if softmax is listed, as fused attention has none; MODEL.ATTENTION overrides it."""
+    if attention == AUTO and "softmax" in precision.listed:
+        use_attention(model, EXPLICIT)
     precision.apply_op_lists(model)

@@ -9,6 +9,7 @@ from configs.command_line import Command
 from datasets.loading.loader import build_eval_loader
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import BEST, LAST
+from engine.evaluation.fast import speed_up
 from engine.evaluation.files import NOT_DRAWN, EvaluationFiles
 from engine.evaluation.session import EvalModel, build_eval_model
 from engine.features.probe import evaluate_test_images
@@ -19,6 +20,7 @@ from engine.run.log import RunLogger
 from engine.run.record import REPORT, TEST_EVALUATION
 from engine.run.reporter import log_validation
 from engine.training.trainer import Trainer
+from models.weights.choose import EVALUATE, FEATURES
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import broadcast_object, call_on_main
 from utils.errors import UserError, from_here
@@ -117,6 +119,9 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
     best = config.with_model(pretrained=str(outputs.folder / BEST), weights_entry=None)  # of the initial weights
     trainer.state.free()
     built = build_eval_model(best, context)
+    number = len(test or ()) + (0 if is_written else len(trainer.plan.val))
+    purpose = FEATURES if config.model.solves_head else EVALUATE
+    trainer.logger.note(*speed_up(built.compute, config, built.evaluator.precision, number, purpose))
     if not is_written:
         trainer.logger.log(f"----- Evaluation of {BEST}, epoch {epoch}, for {outputs.evaluation.folder}")
         batches = trainer.session.val_batches

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from engine.evaluation.evaluate import Evaluator
+from engine.evaluation.fast import speed_up
 from engine.evaluation.session import eval_model_of
 from engine.features.probe import ProbeTask, Solved, set_head, solve_head
 from engine.plan.training import Plan
@@ -15,7 +16,7 @@ from engine.training.loss import label_loss
 from engine.training.session import initial_model, match_classes
 from engine.training.trainer import Trainer
 from models.timm_model import linear_head
-from models.weights.choose import FINE_TUNE
+from models.weights.choose import FEATURES, FINE_TUNE
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -77,4 +78,6 @@ def solve_new_head(plan: Plan, context: ProcessContext, logger: RunLogger) -> So
         )
         return None
     built = eval_model_of(model, config, context)
+    number = len(plan.train) + len(plan.val)
+    logger.note(*speed_up(built.compute, config, built.evaluator.precision, number, FEATURES))
     return solve_head(_task(plan, built.compute, built.evaluator, logger))

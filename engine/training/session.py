@@ -47,7 +47,8 @@ from engine.training.optimizer import build_optimizer, check_sharded_optimizer, 
 from engine.training.snapshot import RunPosition, restore
 from engine.training.step import TrainState
 from models.build import build_model
-from models.kernels import prepare_convolutions
+from models.fast import noise, prepare_convolutions
+from models.kernels import AUTO, fuse_plain_attention
 from models.recompute import store_products
 from models.tuning import set_training
 from models.weights.choose import FINE_TUNE, Purpose
@@ -190,15 +191,15 @@ def build_train_state(
     precision.check_ranks(context)
     if config.parallel.sync_bn and context.world_size > 1:
         model = synchronize_batch_norms(model, device)
-    prepare_convolutions(model, config.model.channels_last, strategy.is_sharded or precision.level == "O3")
-    apply_op_lists(model, config.model.attention, precision)
+    notes = _choose_kernels(model, config, precision, strategy.is_sharded)
     if config.model.grad_checkpointing == "cheap":
         store_products(model, copy_to_meta(model), config.data.image_shape, config.model.name)
     loss, teacher = build_step_loss(config, model, precision, targets, class_names)
 
     meta_model = copy_to_meta(model)
     _check_batch_norms(meta_model, config, context.world_size)
-    notes = notes_on_teacher(teacher) if teacher else []
+    if teacher:
+        notes += notes_on_teacher(teacher)
     average = None
     if train.model_ema:
         average = WeightAverage(model, train.model_ema_decay, train.model_ema_warmup)
@@ -245,6 +246,21 @@ def build_train_state(
         timer=timer_of(device),
     )
     return state, notes
+
+
+def _choose_kernels(model: nn.Module, config: Config, precision: Precision, is_sharded: bool) -> list[Note]:
+    """Sets the memory format of convolutions, the dtypes of listed ops, and attention; the note on what stays slow.
+
+    In float32 on a CPU, timm's plain attention without dropout is fused. Raises UserError: as `prepare_convolutions`.
+    """
+    device = precision.device
+    images = noise(config.data.image_shape, device)
+    is_fixed = is_sharded or precision.level == "O3"
+    problem = prepare_convolutions(model, config.model.channels_last, images, is_fixed)
+    apply_op_lists(model, config.model.attention, precision)
+    if config.model.attention == AUTO and device.type == "cpu" and precision.dtype == torch.float32:
+        fuse_plain_attention(model)
+    return [Note("log", f"Kernels: {problem}")] if problem else []
 
 
 def _check_batch_norms(meta_model: nn.Module, config: Config, num_ranks: int) -> None:

@@ -22,6 +22,7 @@ from datasets.loading.loader import BatchReader
 from datasets.sources.samples import Samples
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_eval_host_transform
+from engine.evaluation.fast import speed_up
 from engine.evaluation.session import EvalModel, build_eval_model
 from engine.run.cost import count_parameters
 from scripts.exporting import files
@@ -38,6 +39,7 @@ HALF_TOLERANCE = 1e-2  # of onnx_float16, absolute and of the largest logit
 RELATIVE = 1e-5  # of logits, of the largest one: what float32 rounds away
 MIN_SPREAD = 100  # of the logits of a class over the images, in limits: with less, the limit proves nothing
 NUM_IMAGES = 32
+_MANY = 1000  # images, for which an exported program is used
 
 # A writer of the model, its description, and the path; a reader of the description and the path, as users read it.
 _PROGRAMS = {
@@ -165,6 +167,7 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     for note in (*built.notes, *trained.notes):
         print_escaped(str(note))
     model = built.fp32
+    speed_up(model, config, built.evaluator.precision, _MANY, keeps_weights=True)
     reference = None  # with -no_check
     if flags.check:
         reference = read_reference(flags.check, model, config)

@@ -1,17 +1,13 @@
-"""The kernels: attention, channels last, folded batch norms and fast dropout, with equal results."""
-
-from collections import Counter
-from types import SimpleNamespace
+"""The kernels: attention, channels last and fast dropout, with equal results."""
 
 import pytest
-import timm
 import torch
-from conftest import GREY, TINY_RESNET, config_for, each_value, model_for, states, train
+from conftest import CPU, GREY, TINY_RESNET, config_for, each_value, model_for, states, train
 from dispatch import DispatchMode, op_name, returns_view
 from torch import Tensor, nn
 
-from engine.run.cost import flops_per_image
-from models.kernels import FastDropout, fold_batch_norms, prepare_convolutions, skip_unread_tokens
+from models.fast import noise, prepare_convolutions
+from models.kernels import FastDropout
 
 FUSED = """
 option | device | fused
@@ -47,7 +43,7 @@ false | 2 | false | false
 @each_value(CONVERTED)
 def test_auto_is_for_convolutional_models(option, convolutions, sharded, expected):
     model = nn.Sequential(*(nn.Conv2d(4, 4, 3) for _ in range(convolutions)))
-    prepare_convolutions(model, option, sharded)
+    prepare_convolutions(model, option, noise((4, 8, 8), CPU.device), sharded)
     is_converted = {layer.weight.is_contiguous(memory_format=torch.channels_last) for layer in model}
     assert is_converted == {expected}
 
@@ -82,80 +78,6 @@ def test_training_is_equal_and_resumes_in_the_other_memory_format(tmp_path, cpu,
 
 def flatten(state: dict[str, Tensor]) -> Tensor:
     return torch.cat([value.flatten().double() for value in state.values() if value.is_floating_point()])
-
-
-def with_statistics(model: nn.Module) -> nn.Module:
-    """The model in evaluation mode, with random statistics and parameters of its norms, in channels last."""
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            for values in (module.weight.data, module.running_var):
-                values.uniform_(0.5, 1.5)
-            for values in (module.bias.data, module.running_mean):
-                values.uniform_(-0.5, 0.5)
-    prepare_convolutions(model, True)
-    return model.eval()
-
-
-class Norms(nn.Module):
-    """(B, 3, S, S) -> (B, 10). kind: which layers read the outputs of the convolution."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind = kind
-        self.conv = nn.Conv2d(3, 10, 3)
-        self.norm = nn.BatchNorm2d(10)
-        self.other = nn.BatchNorm2d(10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        x = self.conv(images)
-        normed = self.norm(x)
-        if self.kind == "two norms":
-            normed = normed + self.other(x)
-        elif self.kind == "two calls":
-            normed = self.norm(self.conv(images.flip(-1))) + normed
-        elif self.kind == "two layers":
-            normed = normed + x
-        elif self.kind == "in place":
-            normed = self.other(self.conv(images).relu_())
-        return normed.mean((2, 3))
-
-
-FOLDED = [
-    ("test_resnet", 0),
-    ("test_efficientnet", 0),  # norms with their activation
-    ("densenet121", 62),  # norms of concatenated outputs stay
-    ("test_vit", None),  # takes no second copy of its weights
-    *((kind, None) for kind in ("two norms", "two calls", "two layers", "in place")),
-]
-
-
-@pytest.mark.parametrize("name, left", FOLDED)
-def test_folded_batch_norms_are_no_ops_and_change_logits_by_rounding(name, left):
-    """left: batch norms per pass that stay; None: the model itself is returned."""
-    torch.manual_seed(0)
-    is_timm = timm.is_model(name)
-    model = with_statistics(timm.create_model(name, num_classes=10) if is_timm else Norms(name))
-    size = 160 if name == "test_vit" else 64
-    folded = fold_batch_norms(model, torch.ones(1, 3, size, size))
-    if left is None:
-        assert folded is model
-        return
-    counts = Counter()
-
-    class Counts(DispatchMode):
-        def __torch_dispatch__(self, op, types, arguments=(), keywords=None):
-            counts[op_name(op)] += 1
-            return op(*arguments, **(keywords or {}))
-
-    images = torch.randn(2, 3, size, size)
-    expected = model(images)
-    with Counts():
-        logits = folded(images)
-    assert counts["native_batch_norm"] + counts["_native_batch_norm_legit_no_training"] == left
-    assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
-    assert not torch.equal(logits, expected)
-    convolutions = [layer for layer in folded.modules() if isinstance(layer, nn.Conv2d)]
-    assert all(layer.weight.is_contiguous(memory_format=torch.channels_last) for layer in convolutions)
 
 
 SHAPE = (1001, 333)  # not a multiple of the elements that share a level
@@ -224,25 +146,3 @@ def test_evaluation_and_rates_0_and_1():
     assert torch.equal(FastDropout(0.0)(x), x)
     assert not FastDropout(1.0)(x).any()
     assert FastDropout(0.5)(torch.empty(3, 5, device="meta")).shape == (3, 5)
-
-
-VITS = [
-    ("vit_tiny_patch16_224", {}, True),
-    ("vit_tiny_patch16_224", {"init_values": 0.1, "reg_tokens": 4}, True),
-    ("vit_tiny_patch16_224", {"global_pool": "avg"}, False),
-    ("deit_tiny_distilled_patch16_224", {}, False),  # reads two tokens
-    ("xcit_nano_12_p16_224", {}, False),
-]
-
-
-@pytest.mark.parametrize("name, arguments, is_faster", VITS)
-def test_tokens_that_nothing_reads_are_skipped_without_another_logit(name, arguments, is_faster):
-    torch.manual_seed(0)
-    model = timm.create_model(name, img_size=64, num_classes=10, **arguments).eval()
-    images = torch.randn(2, 3, 64, 64)
-    data = SimpleNamespace(image_shape=(3, 64, 64))
-    expected = model(images)
-    whole = flops_per_image(model, data)
-    skip_unread_tokens(model)
-    assert torch.allclose(model(images), expected, atol=1e-6)
-    assert (flops_per_image(model, data) < whole) == is_faster

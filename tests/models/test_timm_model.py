@@ -29,7 +29,7 @@ from configs.command_line import parse_command_line
 from configs.schema import Config
 from models.blocks import FeatureModel, pool_tokens
 from models.build import outputs_of_weights
-from models.kernels import prepare_convolutions
+from models.fast import prepare_convolutions
 from models.timm_model import LOADER_ARGUMENTS, check_kwargs, class_arguments
 from models.weights.choose import EVALUATE, FINE_TUNE
 from utils.errors import Unavailable
@@ -229,7 +229,7 @@ def test_parts_of_a_plugin_or_of_a_sharded_model_that_do_not_fit(monkeypatch):
     with refused("no classifier"):
         FeatureModel(torch.nn.Linear(3, 3), "linear")
     with refused(r"^MODEL\.CHANNELS_LAST true: "):
-        prepare_convolutions(torch.nn.Conv2d(4, 4, 3), True, is_fixed=True)
+        prepare_convolutions(torch.nn.Conv2d(4, 4, 3), True, torch.zeros(2, 4, 8, 8), is_fixed=True)
     monkeypatch.setitem(_model_entrypoints, "own_net", lambda pretrained=False, width=2, **_: torch.nn.Linear(width, 1))
     check_kwargs("own_net", {"width": 3})  # an argument of the function that timm registers
     with refused("pretrained is no further argument of Linear"):

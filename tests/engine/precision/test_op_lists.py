@@ -6,14 +6,12 @@ from contextlib import nullcontext
 import pytest
 import timm
 import torch
-from conftest import CPU, assert_same_state, cells_of, refused
+from conftest import assert_same_state, refused
 from precision_cases import BF16, FP32, policy, vit
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from engine.evaluation.session import apply_op_lists
 from engine.precision.policy import Precision
-from models.kernels import select_attention
 
 
 def listed_vit(**options) -> tuple[nn.Module, Precision]:
@@ -21,26 +19,6 @@ def listed_vit(**options) -> tuple[nn.Module, Precision]:
     model, listed = vit(), policy(**options)
     listed.apply_op_lists(model)
     return model, listed
-
-
-CHOSEN = """
-O0 | auto | 0 | True
-O0 | auto | 0.1 | False  # fused kernels of a CPU have no dropout
-O0 | explicit | 0 | False
-O1 | auto | 0 | False
-"""
-
-
-@pytest.mark.parametrize("level, attention, dropout, is_fused", cells_of(CHOSEN))
-def test_attention_is_fused_where_that_is_faster_on_a_cpu(level, attention, dropout, is_fused):
-    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, attn_drop_rate=float(dropout)).eval()
-    images = torch.rand(2, 3, 32, 32)
-    select_attention(model, "explicit", CPU.device)
-    expected = model(images)
-    select_attention(model, attention, CPU.device)
-    apply_op_lists(model, attention, policy(level))
-    assert {block.attn.fused_attn for block in model.blocks} == {is_fused == "True"}
-    torch.testing.assert_close(model(images), expected, atol=1e-5, rtol=1e-5)
 
 
 def gradients(model: nn.Module, precision: Precision | None, forward=None) -> dict[str, Tensor]:
