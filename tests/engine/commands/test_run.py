@@ -15,6 +15,7 @@ from conftest import ROOT, TINY_VIT, noise_folder, only_run, read_result, refuse
 from timm.models import VisionTransformer
 
 from configs.command_line import parse_command_line
+from configs.schema.data import DATA_SETS
 from engine.commands.run import run
 from engine.run.record import RESULT_KEYS, STATUS_KEYS, RunRecord
 from utils.files import read_json
@@ -81,9 +82,15 @@ def documented(title: str) -> list[str]:
 
 
 def test_every_key_is_documented():
-    assert sorted(documented("run.json")) == sorted(RunRecord().values)
-    assert sorted(documented("result")) == sorted(RESULT_KEYS)
-    assert sorted(documented("status.json")) == sorted(STATUS_KEYS)
+    keys = {"run.json": RunRecord().values, "result": RESULT_KEYS, "status.json": STATUS_KEYS}
+    for title, names in keys.items():
+        assert sorted(documented(title)) == sorted(names), f"docs/operation.md, section {title}"
+
+
+def test_every_data_set_is_documented():
+    page = (ROOT / "docs/data.md").read_text()
+    names = [name.removeprefix("torchvision/") for name in DATA_SETS]
+    assert [name for name in names if not re.search(rf"\b{name}\b", page)] == [], "docs/data.md"
 
 
 @pytest.fixture
