@@ -8,6 +8,7 @@ GPU itself, or, without a GPU or with `-device cpu`, `-ngpus N` processes on the
     torchrun --nproc_per_node=4 main_multi_gpu.py -cfg=./configs/vit_base_patch16_224.yaml ... -amp
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from utils import notes
 from utils.errors import Unavailable, UserError
 from utils.files import TemporaryFolder
 from utils.processes.entry import run_script
-from utils.processes.launch import detect_launcher, exit_with_launcher, launch_processes
+from utils.processes.forks import call_in_fork
+from utils.processes.launch import detect_launcher, exit_with_launcher
+from utils.processes.ranks import launch_ranks
 from utils.system import available_bytes, limit_spinning, without_collections
 
 SCRIPT = "main_multi_gpu.py"
@@ -37,7 +40,9 @@ def main(argv: list[str]) -> int:
     if detect_launcher() is None:
         command = parse_command_line(argv, SCRIPT)
         command.require_selection()
-        return _launch(command, argv)
+        status = _launch(command, argv)
+        if status is not None:
+            return status
     exit_with_launcher()
     with without_collections():
         from utils.torch_compat import import_dynamo_late
@@ -56,9 +61,19 @@ def main(argv: list[str]) -> int:
         return run(choose_recipe(command, context), context)
 
 
-def _launch(command: Command, argv: list[str]) -> int:
+def _launch(command: Command, argv: list[str]) -> int | None:
+    """Starts the ranks, and returns their exit status; None in a rank, which goes on as one of another launcher."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as in `exit_with_launcher`
+    own_imports = "; ".join(_reasons_against_forks(command))
     with without_collections():
         import torch  # noqa: F401
+
+        if not own_imports:
+            _import_for_ranks(command)
+        from utils.device import visible_gpus
+
+    device = command.flags.device
+    gpus = visible_gpus(device) if own_imports else call_in_fork(visible_gpus, device)
     folder = TemporaryFolder("launch")
 
     def record_end(**values: Any) -> str | None:
@@ -67,7 +82,32 @@ def _launch(command: Command, argv: list[str]) -> int:
         return record_end_of_ranks(Path(folder.name), **values)
 
     notes.on_run_end = record_end
-    return launch_processes(__file__, argv, num_processes(command.flags.ngpus, command.flags.device), folder.name)
+    number = num_processes(command.flags.ngpus, gpus)
+    status = launch_ranks([__file__, *argv], number, folder.name, own_imports)
+    if status is None:
+        notes.on_run_end = notes.without_run
+    return status
+
+
+def _reasons_against_forks(command: Command) -> list[str]:
+    """Why each rank imports its modules, for log.txt; none if the ranks can be forks of the launcher."""
+    return notes.texts_of(
+        (sys.platform != "linux", f"forks are not safe on {sys.platform}"),
+        (command.config.plugins, "-plugin may start threads, or use a GPU"),
+        (command.config.train.compiles, "TRAIN.COMPILE starts processes"),
+    )
+
+
+def _import_for_ranks(command: Command) -> None:
+    """Imports what each rank of a command needs, in its order."""
+    from utils.torch_compat import import_dynamo, import_dynamo_late
+
+    import_dynamo_late()
+    import engine.plan.recipe  # noqa: F401
+    from engine.commands.run import import_command
+
+    import_command(command.name)
+    import_dynamo()  # a process group needs it
 
 
 def _prepare(argv: list[str]) -> tuple[Command, UserError | None]:
@@ -90,11 +130,8 @@ def check_num_processes(requested: int | None, started: int) -> None:
         raise UserError(f"{problem}; leave -ngpus out, or start this script without a launcher")
 
 
-def num_processes(requested: int | None, device: str | None = None) -> int:
-    """The requested number, else one per visible GPU, else one. device: of -device."""
-    from utils.device import visible_gpus
-
-    gpus = visible_gpus(device)
+def num_processes(requested: int | None, gpus: int) -> int:
+    """The requested number, else one per visible GPU, else one."""
     number = requested or gpus or 1
     if 0 < gpus < number:
         raise Unavailable(f"-ngpus {number}: only {gpus} GPU(s) are visible; see CUDA_VISIBLE_DEVICES")

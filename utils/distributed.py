@@ -25,6 +25,7 @@ from utils.errors import Unavailable, UserError
 from utils.processes.launch import (
     LOOPBACK,
     has_launcher,
+    loopback_listener,
     open_loopback_store,
     report_lost_rank,
     torchrun_variables,
@@ -256,7 +257,7 @@ def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
     def connect() -> dist.Store:
         if is_server:
             if address in LOOPBACK:
-                return open_loopback_store(address, port, limit_seconds)
+                return open_loopback_store(loopback_listener(address, port), limit_seconds)
         elif not wait_for(accepts, limit_seconds):  # torch would log each attempt at length
             accepts()  # raises the reason
         timeout = timedelta(seconds=limit_seconds)

@@ -3,14 +3,17 @@
 Checked: timm 1.0.31, torchvision 0.29, transformers 5.24, Pillow 12.2 and 13.0, Python 3.11 to 3.14.
 """
 
+import atexit
+import ctypes
 import multiprocessing
 import os
 import pickle
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, util
-from typing import Any
+from typing import Any, NoReturn
 
 PythonUnpickler: Any = pickle._Unpickler  # `pickle.Unpickler` in Python, for subclasses
 
@@ -98,6 +101,34 @@ def has_eager_attention(config: Any) -> bool:
 def set_socket_folder(folder: str) -> None:
     """Sets the folder of multiprocessing's sockets, also of child processes, in place of a new one."""
     multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
+
+
+# Of the builds in wheels of numpy and scipy, and of distributions.
+_OPENBLAS_SETTERS = [f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_")]
+
+
+def set_openblas_threads(number: int) -> None:
+    """Sets the threads of each OpenBLAS in memory, such as numpy's, which has read OMP_NUM_THREADS. On Linux."""
+    paths = set[str]()
+    with suppress(OSError), open("/proc/self/maps") as lines:
+        paths |= {line.split(maxsplit=5)[5].rstrip() for line in lines if "openblas" in line}
+    for path in paths:
+        library = ctypes.CDLL(path)
+        for name in _OPENBLAS_SETTERS:
+            if hasattr(library, name):
+                getattr(library, name)(number)
+
+
+def exit_fork(status: int) -> NoReturn:
+    """Exits as Python does: after other threads and the exit handlers.
+
+    Python would then free all objects. In a fork the system would copy the memory of each, which the parent has, too.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 Spawn = Callable[[str, list[str], list[int]], int]  # path, arguments, descriptors to keep -> process id

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 STATUS = "status.json"
 LAUNCH_FOLDER = "AMPVIT_LAUNCH_FOLDER"  # environment variable of ranks: their main process names the run there
+OWN_IMPORTS = "AMPVIT_OWN_IMPORTS"  # environment variable of ranks that are no forks of their launcher: why
 SWEEP = "sweep.json"  # in the folder of a sweep: of each run with TRAIN.MINUTES, the options that may change its speed
 UNFINISHED = ("running", "stopping")  # states of a run whose process exists
 RUN_LOG, RANK_LOG = "ampvit.run", "ampvit.rank"  # the loggers of log.txt and log_N.txt

@@ -195,7 +195,7 @@ def _disable(function: Any = None, *arguments: Any, **keywords: Any) -> Any:
     package, _, _ = getattr(function, "__module__", "").partition(".")
     if package in ("torch", "torchvision", "timm", "utils"):
         return function
-    return _import_dynamo().disable(function, *arguments, **keywords)
+    return import_dynamo().disable(function, *arguments, **keywords)
 
 
 class _LateModule(ModuleType):
@@ -208,7 +208,7 @@ class _LateModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # asked of all modules, such as by `inspect`
             raise AttributeError(name)
-        _import_dynamo()
+        import_dynamo()
         return getattr(importlib.import_module(self.__name__), name)
 
 
@@ -218,7 +218,7 @@ class _LateModules(MetaPathFinder, Loader):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if not name.startswith(f"{_DYNAMO}."):
             return None
-        _import_dynamo()
+        import_dynamo()
         self._module = importlib.import_module(name)
         self._spec = self._module.__spec__
         vars(self._module)["__spec__"] = None  # else Python would run the module again
@@ -232,7 +232,7 @@ class _LateModules(MetaPathFinder, Loader):
         vars(module)["__spec__"] = self._spec
 
 
-def _import_dynamo() -> Any:
+def import_dynamo() -> Any:
     """The compiler, with the settings that were made before its import."""
     late = sys.modules.get(_DYNAMO)
     if not isinstance(late, _LateModule):

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import tempfile
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -24,6 +23,7 @@ from utils.errors import Unavailable, UserError, error_from
 from utils.files import TemporaryFolder
 from utils.library_compat import Spawn, close_server_pipe, replaced_spawn, set_socket_folder
 from utils.processes.entry import repair_standard_streams
+from utils.processes.forks import fork_alone
 from utils.processes.launch import end_with_parent, inherited_import_path
 from utils.signals import TERMINATION_SIGNALS, kill_children, signal_name
 from utils.system import CoreShare
@@ -97,17 +97,12 @@ def _forking(start_python: Spawn) -> Spawn:
     """Forks this process, unless it has threads, instead of starting Python."""
 
     def fork(path: str, arguments: list[str], descriptors: list[int]) -> int:
-        sys.stdout.flush()  # the fork would print it again
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 counts OpenBLAS's threads
-            child = os.fork()  # OpenBLAS ends them before it
+        child = fork_alone()
+        if child is None:
+            return start_python(path, arguments, descriptors)
         if not child:
             _serve(*descriptors)
-        if len(os.listdir("/proc/self/task")) == 1:
-            return child
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        return start_python(path, arguments, descriptors)
+        return child
 
     return fork
 

@@ -1,6 +1,7 @@
 """The commands of the entry scripts, and how a shortage of memory is reported."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 
@@ -26,6 +27,13 @@ _MODULES = {
 }
 
 
+def import_command(name: str) -> Callable[[Command, ProcessContext], int]:
+    """The function of a command."""
+    module, function = _MODULES[name]
+    found: Callable[[Command, ProcessContext], int] = getattr(import_module(f"engine.commands.{module}"), function)
+    return found
+
+
 def run(command: Command, context: ProcessContext) -> int:
     """Runs the command on every rank. Returns the exit status: 0, or the signal's if a signal ended a training run.
 
@@ -39,8 +47,7 @@ def run(command: Command, context: ProcessContext) -> int:
         keep_freed_memory()
     try:
         config = config.changed(data=recognize_dataset(config.data, context))
-        module, function = _MODULES[command.name]
-        run_command = getattr(import_module(f"engine.commands.{module}"), function)
+        run_command = import_command(command.name)
         status = run_command(replace(command, config=config), context)
         if context.is_main:
             notes.record_run_end("finished", 0)  # a training run has recorded its own end

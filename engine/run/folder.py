@@ -29,6 +29,7 @@ from utils.device import device_name
 from utils.distributed import ProcessContext, broadcast_object, find_on_main, gather_objects
 from utils.errors import UserError, hide_passwords
 from utils.files import atomic_write, make_own_folder
+from utils.notes import OWN_IMPORTS
 
 _PROJECT = Path(__file__).parents[2]
 
@@ -60,6 +61,8 @@ def log_options(command: Command, logger: RunLogger) -> None:
     options = ", ".join(f"{key}={value}" for key, value in non_default_options(command.config).items())
     logger.log(f"----- Options that differ from the defaults (all: {RUN_OPTIONS}): {options or 'none'}")
     logger.note(*command.notes)
+    if reason := os.environ.get(OWN_IMPORTS):
+        logger.log(f"----- Launch: each rank has imported its modules itself: {reason}")
 
 
 def open_new_folder(

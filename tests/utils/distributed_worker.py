@@ -13,7 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from utils.errors import Unavailable
 from utils.files import TemporaryFolder
 from utils.processes.entry import run_script
-from utils.processes.launch import detect_launcher, exit_with_launcher, launch_processes
+from utils.processes.launch import detect_launcher, exit_with_launcher
+from utils.processes.ranks import launch_ranks
 
 if detect_launcher():
     exit_with_launcher()
@@ -127,7 +128,11 @@ def one_is_slow(context: ProcessContext) -> None:
 def main(argv: list[str]) -> int:
     launcher = detect_launcher()
     if launcher is None:
-        return launch_processes(__file__, argv, 2, TemporaryFolder("launch").name)
+        folder = TemporaryFolder("launch")
+        status = launch_ranks([__file__, *argv], 2, folder.name)
+        if status is not None:
+            return status
+        launcher = detect_launcher()
     with process_group() as context:
         print_line(f"by {launcher} with {os.environ.get('OMP_NUM_THREADS')} threads")
         globals()[argv[0]](context)

@@ -1,4 +1,4 @@
-"""The environment variables of each launcher are read correctly; how ranks end that a script starts itself."""
+"""The environment variables of each launcher are read correctly; signals while a script starts."""
 
 import os
 import signal
@@ -13,10 +13,8 @@ from unittest.mock import patch
 import pytest
 from conftest import ROOT, each_row, refused
 
-from utils.errors import UserError
 from utils.processes import launch
-from utils.processes.launch import check_is_alone, detect_launcher, launch_processes, torchrun_variables
-from utils.signals import Interrupted
+from utils.processes.launch import check_is_alone, detect_launcher, torchrun_variables
 
 
 def env(*words: str) -> dict[str, str]:
@@ -147,80 +145,6 @@ def test_mpirun_over_several_hosts_needs_an_address():
     assert told["MASTER_PORT"] == "1234"
     assert told["LOCAL_WORLD_SIZE"] == "2"
     assert under(env(OPEN_MPI_LOCAL, "SLURM_NODELIST=node[1-2]"), torchrun_variables)["MASTER_ADDR"] == "node1"
-
-
-RANK_SCRIPT = """
-import fcntl, os, signal, sys, time
-sys.path.insert(0, sys.argv[1])
-from utils.processes.launch import has_launcher, report_lost_rank
-case, folder, *rest = sys.argv[2:]
-assert rest == ["$$a", "${local_rank}", "b c"] and has_launcher(), rest
-rank, names = os.environ["RANK"], ("0", "1")
-unsaved = case == "unsaved" and rank == "1"
-signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1 if unsaved else 138))
-if case == "two signals":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-if case == "ignores":
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-path = os.path.join(folder, rank)
-alive = open(path + ".new", "w")
-fcntl.flock(alive, fcntl.LOCK_EX)  # as long as this process, like a connection
-os.rename(path + ".new", path)
-while not all(os.path.exists(os.path.join(folder, name)) for name in names):
-    time.sleep(0.01)
-if case in ("signal", "ignores", "unsaved") and rank == "0":
-    os.kill(os.getppid(), signal.SIGUSR1)
-if case == "two signals" and rank == "0":
-    for number in (signal.SIGSTOP, signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT):
-        os.kill(os.getppid(), number)
-if case in ("killed", "fails") and rank == "0":
-    fcntl.flock(open(os.path.join(folder, "1")), fcntl.LOCK_EX)
-if case in ("killed", "fails", "waits") and rank == "0":
-    report_lost_rank("rank 0 waits", timed_out=case == "waits")
-    sys.exit(1)
-if case == "handled" and rank == "1":
-    sys.exit(143)
-if case == "killed" and rank == "1":
-    os.kill(os.getpid(), signal.SIGKILL)
-if case == "fails" and rank == "1":
-    sys.exit(3)
-time.sleep(0 if case == "ends" else 600)
-"""
-
-
-# The case, the status, and words of the error of ranks that could print none
-ENDS = """
-case | status | words
-ends | 0 |
-fails | 3 |  # the rank has printed why
-killed | 137 | rank 1, SIGKILL, memory
-waits | 1 | rank 1 does not respond, rank 0 waits
-handled | 143 | SIGTERM
-signal | 138 | SIGUSR1
-two signals | 138 | SIGUSR1  # at the same time
-unsaved | 1 |  # a rank cannot write its checkpoint
-ignores | 137 | SIGKILL  # killed after the time to save a checkpoint
-"""
-
-
-@pytest.mark.usefixtures("handlers_after_test")
-@each_row(ENDS)
-def test_the_end_of_a_launch(monkeypatch, tmp_path, capfd, case, status, words):
-    """Its status, and the one error of ranks that could print none."""
-    monkeypatch.setattr(launch, "SHUTDOWN_SECONDS", 1)
-    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # restored after the test
-    (script := tmp_path / "rank.py").write_text(RANK_SCRIPT)
-    arguments = [str(ROOT), case, str(tmp_path), "$$a", "${local_rank}", "b c"]
-    ended = None
-    try:
-        found = launch_processes(str(script), arguments, 2, str(tmp_path))
-    except (UserError, Interrupted) as error:
-        found = error.status
-        ended = error
-    assert found == int(status)
-    assert (ended is None) == (not words)
-    assert all(word in str(ended) for word in filter(None, words.split(", ")))
-    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("launcher, status", [("this process", 0), ("1, as if it had ended", -signal.SIGTERM)])

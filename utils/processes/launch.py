@@ -1,13 +1,12 @@
-"""Starts a script once per device, or finds the launcher that has started this process, and its rank.
+"""Finds the launcher that has started this process, and its rank; the store of ranks on one host.
 
 torchrun, srun and mpirun pass the rank in different environment variables. `torchrun_variables` translates them to
-torchrun's; no other module depends on the launcher. torch is imported only where processes are started: its import is
+torchrun's; no other module depends on the launcher. torch is imported only where the store is opened: its import is
 slow.
 """
 
 import ctypes
 import json
-import logging
 import os
 import re
 import signal
@@ -16,30 +15,22 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from os import environ
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from utils.errors import Unavailable, UserError
-from utils.files import atomic_write, read_json
-from utils.notes import LAUNCH_FOLDER
-from utils.signals import TERMINATION_SIGNALS, Interrupted, handle_signals, signal_name
+from utils.errors import UserError
+from utils.files import atomic_write
+from utils.signals import handle_signals
 
 if TYPE_CHECKING:
     import torch.distributed as dist
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-_LAUNCHER_PID = "AMPVIT_LAUNCHER_PID"  # environment variable of the processes that `launch_processes` starts
+LAUNCHER_PID = "AMPVIT_LAUNCHER_PID"  # environment variable of the processes that `launch_ranks` starts
 SHUTDOWN_SECONDS = 120  # time to save a checkpoint after a signal, before the processes are killed
-_POLL_SECONDS = 0.1
-_POSSIBLE_CAUSES: dict[int, str] = {
-    signal.SIGKILL: f": out of host memory, or not saved {SHUTDOWN_SECONDS} s after another signal",
-    signal.SIGABRT: ": another rank may not have answered NCCL within TIMEOUT_SECONDS",
-}
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # values of MASTER_ADDR: all ranks are on one host
 
 # rank, world size, local rank, local world size
@@ -228,7 +219,7 @@ def exit_with_launcher() -> None:
     handle_signals(signal.SIG_DFL)
     environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings of a lost store are C++ stacks
     end_with_parent()
-    if environ.get(_LAUNCHER_PID, str(os.getppid())) != str(os.getppid()):  # it had ended before: no signal comes
+    if environ.get(LAUNCHER_PID, str(os.getppid())) != str(os.getppid()):  # it had ended before: no signal comes
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -238,79 +229,30 @@ def end_with_parent(number: int = signal.SIGTERM) -> None:
         ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
 
 
-def launch_processes(script: str, argv: list[str], num_processes: int, folder: str) -> int:
-    """Runs `python script argv` in `num_processes` processes on this host and returns their exit status.
-
-    torch's own code starts, watches and ends the processes, as for torchrun: if one fails, the others receive SIGTERM,
-    and SIGKILL after 30 s. A termination signal is passed on; then they have 120 s to save, torchrun's have 30 s.
-    torchrun's rendezvous is not used: its store listens on all interfaces. Call it last: its signal handlers remain.
-
-    folder: for files of the ranks: their errors, and the name of their run.
-
-    Raises Interrupted: a signal has ended the processes. Raises Unavailable: they cannot start; or one was killed, or
-    did not respond, and none has printed this.
-    """
-    import torch
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
-
-    def end_once(number: int, frame: FrameType | None) -> NoReturn:
-        handle_signals(lambda number, frame: _send(groups, number))  # a second exception would kill ranks that save
-        raise Interrupted(number)
-
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # one line stands for its reports
-    environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in TERMINATION_SIGNALS)
-    store, threads = open_loopback_store("127.0.0.1"), max(1, torch.get_num_threads() // num_processes)
-    variables = {
-        "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS", str(threads)),
-        "WORLD_SIZE": str(num_processes),
-        "LOCAL_WORLD_SIZE": str(num_processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher, not rank 0, owns the store
-        _LAUNCHER_PID: str(os.getpid()),
-        LAUNCH_FOLDER: folder,
-    }
-    ranks = {rank: variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_processes)}
-    words = dict.fromkeys(ranks, (script, *argv))
-    groups = list[int]()
-    received = 0
-    try:
-        processes = start_processes("ranks", sys.executable, words, ranks, DefaultLogsSpecs(folder))
-        groups += processes.pids().values()
-        try:
-            handle_signals(end_once)
-            result = processes.wait(period=_POLL_SECONDS)
-        except Interrupted as error:
-            received = error.number
-            processes.close(signal.Signals(received), SHUTDOWN_SECONDS)
-            result = processes.wait(0)
-    except SignalException as error:  # before all ranks have started: those that have end with this process
-        raise Interrupted(error.sigval) from None
-    except OSError as error:
-        raise Unavailable(
-            f"-ngpus: the ranks cannot start ({error.strerror}); raise ulimit -u and -n, or lower -ngpus"
-        ) from error
-    finally:
-        handle_signals(signal.SIG_IGN)
-        _send(groups, signal.SIGKILL)
-    failures = result.failures if result else {}
-    return _end_of_failed(failures, received) if failures else 0
-
-
-def open_loopback_store(address: str, port: int = 0, limit_seconds: float = 60) -> "dist.TCPStore":
-    """A key-value store that only processes of this host reach; torch's own socket listens on all interfaces.
+def loopback_listener(address: str, port: int = 0) -> socket.socket:
+    """A socket that only processes of this host reach; torch's own listens on all interfaces.
 
     address: of `LOOPBACK`. port: 0 for a free one.
     """
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def open_loopback_store(listener: socket.socket, limit_seconds: float = 60) -> "dist.TCPStore":
+    """The key-value store behind a socket of `loopback_listener`; a thread answers."""
     import torch.distributed as dist
 
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind((address, port))
-        port = server.getsockname()[1]
-        timeout = timedelta(seconds=limit_seconds)
-        descriptor = server.detach()
-        return dist.TCPStore(address, port, None, True, timeout, wait_for_workers=False, master_listen_fd=descriptor)
+    address, port, *_ = listener.getsockname()
+    timeout = timedelta(seconds=limit_seconds)
+    descriptor = listener.detach()
+    return dist.TCPStore(address, port, None, True, timeout, wait_for_workers=False, master_listen_fd=descriptor)
 
 
 def report_lost_rank(message: str, timed_out: bool) -> None:
@@ -325,49 +267,21 @@ def report_lost_rank(message: str, timed_out: bool) -> None:
 
 
 def has_launcher() -> bool:
-    """Whether the process that has called `launch_processes` watches this one: it prints how the run ends."""
-    return environ.get(_LAUNCHER_PID) == str(os.getppid())
-
-
-def _end_of_failed(failures: Mapping[int, "ProcessFailure"], received: int) -> int:
-    """The exit status of the rank that failed first, if it has printed why. Raises the error that no rank has printed.
-
-    A rank that fails makes others lose their connections to it, and the launcher then terminates the rest.
-
-    received: the signal that was passed on to all ranks; 0 if there was none. Raises Interrupted if all ended by it.
-    """
-    reports = {rank: read_json(Path(one.error_file)) for rank, one in failures.items()}
-    own = {rank: one.exitcode for rank, one in failures.items() if not reports[rank]}
-    cause = next((report["message"]["message"] for report in reports.values() if report), "")
-    if not own:
-        raise Unavailable(cause)
-    number = received or signal.SIGTERM
-    rank, status = min(own.items(), key=lambda one: one[1] in (-number, 128 + number))
-    if status == -received:  # before it handled signals
-        raise Interrupted(received)
-    if 0 < status < 128:
-        return status
-    if any(report.get("timed_out") for report in reports.values()):
-        raise Unavailable(f"{' and '.join(f'rank {rank}' for rank in own)} does not respond; {cause}")
-    if status > 0:
-        raise Interrupted(status - 128)
-    cause = _POSSIBLE_CAUSES.get(-status, "")
-    error = Unavailable(f"rank {rank} was terminated by {signal_name(-status)}{cause}")
-    error.status = 128 - status
-    raise error
+    """Whether the process that has called `launch_ranks` watches this one: it prints how the run ends."""
+    return environ.get(LAUNCHER_PID) == str(os.getppid())
 
 
 def stop_processes(processes: list[subprocess.Popen[bytes]]) -> None:
     """Sends SIGTERM to processes that lead a group; kills the ones, and their workers, that have not saved in time."""
-    _send([process.pid for process in processes if process.poll() is None], signal.SIGTERM)
+    send_to_groups([process.pid for process in processes if process.poll() is None], signal.SIGTERM)
     deadline = time.monotonic() + SHUTDOWN_SECONDS
     for process in processes:
         with suppress(subprocess.TimeoutExpired):  # it waits for a device or a disk
             process.wait(max(0.0, deadline - time.monotonic()))
-        _send([process.pid], signal.SIGKILL)  # at once: another process may get its number
+        send_to_groups([process.pid], signal.SIGKILL)  # at once: another process may get its number
 
 
-def _send(groups: Iterable[int], number: int) -> None:
+def send_to_groups(groups: Iterable[int], number: int) -> None:
     """Sends a signal to the processes of these groups, as far as there are any."""
     for group in groups:
         with suppress(OSError):

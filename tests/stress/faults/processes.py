@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -70,13 +69,10 @@ class Running:
 
     def ranks(self) -> list[int]:
         """Process ids of the ranks, in order of rank."""
-        rank_of = {}
-        for process in self.living():
-            rank = re.search(rb"(?:^|\0)RANK=(\d+)\0", _read(process, "environ"))
-            if rank and MULTI.encode() in _read(process, "cmdline"):
-                rank_of[process] = int(rank[1])
-        # The fork server and its workers have the command line of the rank from which it was forked.
-        return sorted((one for one in rank_of if int(_stat(one)[1]) not in rank_of), key=rank_of.__getitem__)
+        launchers = [process for process in self.living() if MULTI.encode() in _read(process, "cmdline")]
+        # Ranks lead sessions of their own. Their fork servers and workers have their command lines.
+        ranks = [process for process in launchers if int(_stat(process)[1]) in launchers and _leads(process)]
+        return sorted(ranks)
 
     def workers(self) -> list[int]:
         """Process ids of the loading workers, by the name that torch gives them."""
@@ -108,6 +104,10 @@ def _read(process: int, name: str) -> bytes:
 def _stat(process: int) -> list[bytes]:
     """The fields after the process name: state, parent, process group, session, ..."""
     return _read(process, "stat").rpartition(b")")[2].split() or [b"X", b"0", b"0", b"0"]
+
+
+def _leads(process: int) -> bool:
+    return int(_stat(process)[3]) == process
 
 
 def start(

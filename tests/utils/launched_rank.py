@@ -1,0 +1,100 @@
+"""Ranks for test_ranks.py: `python launched_rank.py CASE FOLDER ...` is one, or starts two of each case."""
+
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from utils.errors import UserError
+from utils.processes import ranks
+from utils.processes.launch import has_launcher, report_lost_rank
+from utils.signals import Interrupted
+
+MORE = ["$$a", "${local_rank}", "b c"]
+
+
+def run_rank(case: str, folder: str, *more: str) -> None:
+    assert list(more) == MORE
+    assert has_launcher()
+    assert os.getsid(0) == os.getpid()
+    rank = os.environ["RANK"]
+    names = ("0", "1")
+    unsaved = case == "unsaved" and rank == "1"
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1 if unsaved else 138))
+    if case == "two signals":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if case == "ignores":
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    path = os.path.join(folder, rank)
+    alive = open(path + ".new", "w")  # noqa: SIM115
+    fcntl.flock(alive, fcntl.LOCK_EX)  # as long as this process, like a connection
+    os.rename(path + ".new", path)
+    while not all(os.path.exists(os.path.join(folder, name)) for name in names):
+        time.sleep(0.01)
+    if case in ("signal", "ignores", "unsaved") and rank == "0":
+        os.kill(os.getppid(), signal.SIGUSR1)
+    if case == "two signals" and rank == "0":
+        for number in (signal.SIGSTOP, signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT):
+            os.kill(os.getppid(), number)
+    if case in ("killed", "fails") and rank == "0":
+        with open(os.path.join(folder, "1")) as other:
+            fcntl.flock(other, fcntl.LOCK_EX)
+    if case in ("killed", "fails", "waits") and rank == "0":
+        report_lost_rank("rank 0 waits", timed_out=case == "waits")
+        sys.exit(1)
+    if case == "handled" and rank == "1":
+        sys.exit(143)
+    if case == "killed" and rank == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if case == "fails" and rank == "1":
+        sys.exit(3)
+    time.sleep(0 if case == "ends" else 600)
+
+
+def launch(case: str, folder: str, own_imports: str = "") -> tuple[int, str]:
+    """The status of a launch of two ranks, and the error that no rank has printed."""
+    arguments = [case, folder, *MORE]
+    try:
+        status = ranks.launch_ranks([__file__, *arguments], 2, folder, own_imports)
+    except (UserError, Interrupted) as error:
+        return error.status, str(error)
+    if status is None:
+        run_rank(*arguments)
+        sys.exit()
+    return status, ""
+
+
+def launch_forks(folder: str, *cases: str) -> None:
+    """Prints {case: result} of a launcher for each case, at the same time; all are forks of this process."""
+    import torch.distributed  # noqa: F401
+
+    ranks.SHUTDOWN_SECONDS = 1
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as in a program that started this one
+    launchers = []
+    for case in cases:
+        place = Path(folder, case)
+        place.mkdir()
+        launcher = os.fork()
+        if not launcher:
+            status = 0
+            try:
+                (place / "result").write_text(json.dumps(launch(case, str(place))))
+            except SystemExit as end:  # of a rank
+                status = end.code or 0
+            os._exit(status)
+        launchers.append(launcher)
+    while not all(Path(folder, case, "result").exists() for case in cases):
+        time.sleep(0.05)
+    print(json.dumps({case: json.loads(Path(folder, case, "result").read_text()) for case in cases}))
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        run_rank(*sys.argv[1:])
+    else:
+        launch_forks(*sys.argv[1:])
