@@ -25,7 +25,8 @@ from datasets.sources.samples import Samples
 from datasets.sources.split import hash_paths
 from engine.checkpoint.weights_record import read_record
 from engine.evaluation.images import read_images
-from engine.evaluation.intervals import OF_POINT, decide_at, paired_limits
+from engine.evaluation.intervals import OF_POINT, decide_at
+from engine.evaluation.paired import paired_limits
 from engine.evaluation.results import SampleResults
 from engine.evaluation.session import EvaluationSession, build_session
 from engine.run.log import RunLogger

@@ -95,14 +95,15 @@ def rank_samples(targets: np.ndarray, scores: np.ndarray, rows: np.ndarray) -> R
         below = every.searchsorted(own)
         own_below = own.searchsorted(own)
         up_to = every.searchsorted(own, "right")
-        used = np.ones((1, positives), bool)
-        figures = figures_of(below[None], up_to[None], own_below[None], used, np.array([len(every)]))
-        precision[label], auroc[label] = figures[:, 0]
+        precision[label] = 100 * np.mean((positives - own_below) / (len(every) - below))
         # A threshold is the score of a positive sample: samples with equal scores are selected together.
         f1 = (positives - own_below) / (len(every) - below + positives)
         best = positives - 1 - np.argmax(f1[::-1])  # of equal ones the highest threshold
         threshold[label] = threshold_at(every, below[best])
         if negatives:
+            # Twice the sum of the ranks of the positive samples: Mann and Whitney, 1947
+            doubled = np.sum(below + up_to + 1) - positives * (positives + 1)
+            auroc[label] = 100 * doubled / (2 * positives * negatives)
             lowest_own = [own[positives + -point * positives // 100] for point in OPERATING_POINTS]
             highest_other = [others[-(-point * negatives // 100) - 1] for point in OPERATING_POINTS]
             sensitivity = 1 - np.searchsorted(own, highest_other, "right") / positives
@@ -135,57 +136,6 @@ def read_labels(
 def to_finite(scores: np.ndarray) -> np.ndarray:
     """The scores, the lowest for NaN, and the highest for infinity."""
     return np.fmin(np.fmax(scores, np.float32(LOWEST)), np.float32(-LOWEST))
-
-
-def figures_of(
-    below: np.ndarray, up_to: np.ndarray, own_below: np.ndarray, is_used: np.ndarray, numbers: np.ndarray
-) -> np.ndarray:
-    """Average precision and AUROC of a class in percent, NaN if undefined: float64 (2, rows).
-
-    Each row is of some of the samples, `numbers` (rows,); a column is one of the class, in the order of their scores.
-
-    below, up_to: of so many samples the score is lower, or at most as high (rows, P). own_below: lower, and of the
-    class. is_used: whether the sample of the class is one of the row.
-    """
-    positives = is_used.sum(1)
-    negatives = numbers - positives
-    selected = numbers[:, None] - below
-    hits = positives[:, None] - own_below
-    precision = np.divide(hits, selected, out=np.zeros(hits.shape), where=is_used)
-    # Twice the sum of the ranks of the positive samples: Mann and Whitney, 1947
-    doubled = np.sum(below + up_to + 1, 1, where=is_used) - positives * (positives + 1)
-    auroc = divide(doubled, 2 * positives * negatives)
-    return 100 * np.stack([divide(precision.sum(1), positives), auroc])
-
-
-def rank_outside_blocks(values: np.ndarray, is_own: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Average precision and AUROC of a class, of the samples outside each block: float64 (2, blocks).
-
-    Each block is sorted once, and its counts at the scores of the class are left out of the sums.
-
-    values: the scores (M,) of one block after the other. is_own: the samples of the class, at least one. ends: of the
-    blocks.
-    """
-    number = len(ends)
-    values = to_finite(values)
-    own_rows = np.flatnonzero(is_own)
-    own_rows = own_rows[np.argsort(values[own_rows])]
-    own = values[own_rows]
-    block_of = np.searchsorted(ends, own_rows, "right")
-    counts = np.empty((number, 3, len(own)), np.int32)  # in each block, as of `figures_of`
-    for index, block in enumerate(np.split(values, ends[:-1])):
-        block.sort()  # in `values`
-        counts[index, 0] = block.searchsorted(own)
-        counts[index, 1] = block.searchsorted(own, "right")
-        counts[index, 2] = own[block_of == index].searchsorted(own)
-    total = counts.sum(0)
-    figures = np.zeros((2, number))
-    for part in np.array_split(np.arange(number), min(number, -(-counts.size // _CELLS))):  # for a bounded memory
-        below, up_to, own_below = np.moveaxis(total - counts[part], 1, 0)
-        is_used = block_of != part[:, None]
-        sizes = len(values) - np.diff(ends, prepend=0)[part]
-        figures[:, part] = figures_of(below, up_to, own_below, is_used, sizes)
-    return figures
 
 
 def reaches(scores: np.ndarray, threshold: float) -> np.ndarray:

@@ -22,7 +22,6 @@ from engine.evaluation.ranking import (
     RankingFigures,
     divide,
     mean_defined,
-    mean_of,
     rank_labels,
     rank_samples,
     read_labels,
@@ -174,13 +173,33 @@ class SampleResults:
 
         0 for a sample without true and predicted labels, as in scikit-learn and timm.
         """
-        is_known = self.targets != UNKNOWN
-        rows = self.readable[is_known[self.readable].any(1)]
-        if not len(rows):
-            return math.nan
-        true = self.targets[rows] > 0
-        predicted = self.predicted[rows] & is_known[rows]
-        return mean_f1(true.sum(axis), predicted.sum(axis), (true & predicted).sum(axis))
+        parts, counts = self.f1_parts(axis)
+        if axis is None and not counts.any():
+            return math.nan if (self.targets[self.readable] == UNKNOWN).all() else 0.0
+        return 100 * float(divide(parts.sum(keepdims=True), counts.sum(keepdims=True))[0])
+
+    def f1_parts(self, axis: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """What each readable sample adds to the numerator and the denominator of `f1_of_labels`, float64 (M,), (M,)."""
+        targets = self.targets[self.readable]
+        is_known = targets != UNKNOWN
+        is_true = targets > 0
+        is_predicted = self.predicted[self.readable] & is_known
+        hits = 2.0 * (is_true & is_predicted).sum(1)
+        labels = is_true.sum(1) + is_predicted.sum(1)
+        return (hits, labels) if axis is None else (hits / np.maximum(labels, 1), is_known.any(1))
+
+    def top_k_parts(self, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+        """As `f1_parts`, of the accuracy."""
+        hits = self.hits(top_k)[self.readable]
+        return hits, np.ones(len(hits))
+
+    def loss_parts(self) -> tuple[np.ndarray, np.ndarray]:
+        """As `f1_parts`, of the mean loss."""
+        rows = self.readable
+        known = np.ones(len(rows))
+        if self.targets.ndim == 2:
+            known = (self.targets[rows] != UNKNOWN).mean(1)
+        return self.losses[rows] * known, known
 
     def weighted_kappa(self, power: int) -> float:
         """Cohen's kappa (1968), percent: disagreements cost |true - predicted| ** power, 1: linear, 2: quadratic.
@@ -226,11 +245,8 @@ class SampleResults:
     @property
     def mean_loss(self) -> float:
         """The mean over the samples that were read, or over their known cells, in float64 in the order of the data."""
-        rows = self.readable
-        known = np.ones(len(rows))
-        if self.targets.ndim == 2:
-            known = (self.targets[rows] != UNKNOWN).mean(1)
-        return mean_of(self.losses[rows].astype(np.float64), known)
+        parts, known = self.loss_parts()
+        return float(parts.sum() / known.sum()) if known.any() else math.nan
 
     def accuracy(self, top_k: int) -> float:
         """The share of the samples that were read whose target is among the first `top_k` classes, percent."""
@@ -416,11 +432,6 @@ def figures_of_counts(
         specificity=100 * divide(others - predicted + hits, others),
         top5=100 * divide(top5_hits, count),
     )
-
-
-def mean_f1(true: Any, predicted: Any, hits: Any) -> float:
-    """The mean of F1 over samples or classes with so many labels, percent; 0 of one without true and predicted ones."""
-    return 200 * mean_defined(np.atleast_1d(hits / np.maximum(true + predicted, 1)))
 
 
 def classes_without_images(results: SampleResults | None, samples: Samples) -> list[str]:

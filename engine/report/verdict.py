@@ -10,7 +10,7 @@ from statistics import fmean
 from configs.load import RUN_OPTIONS
 from configs.programs import with_shown_recipes
 from engine.checkpoint.run_folder import HELD_OUT_FILE
-from engine.evaluation.intervals import wilson
+from engine.evaluation.limits import wilson
 from engine.report.charts import number, percent
 from engine.report.contents import Row, RunContents, best_epoch, points
 from engine.run import facts

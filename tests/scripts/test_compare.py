@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import shlex
 import shutil
 from dataclasses import replace
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY_VIT, config_for, each_value, refused, run_here, train
+from scipy.stats import t, ttest_rel
 
 from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.split import RunSplit, hash_paths
 from engine.evaluation.images import IMAGES
-from engine.evaluation.intervals import paired_limits
+from engine.evaluation.paired import paired_limits
 from engine.evaluation.results import SampleResults, results_of_scores
 from engine.plan.training import _split_as
 from scripts import compare
@@ -47,27 +49,53 @@ def results_of_hits(hits: np.ndarray) -> SampleResults:
 
 
 def test_the_interval_of_the_difference_is_the_one_of_scipy_and_statsmodels():
-    """The figures are of tests/fixtures/paired_figures.py."""
+    """The paired t interval of top-1 and the loss; the figures are of tests/fixtures/paired_figures.py."""
     new, old, groups = paired_hits()
-    pair = results_of_hits(new), results_of_hits(old)
+    pair = [results_of_hits(new), results_of_hits(old)]
     found = paired_limits(*pair, METRICS["top1"])(1)
     assert found == pytest.approx(SCIPY, abs=0.3)
-    assert found == pytest.approx(STATSMODELS, abs=0.4)
-    by_group = (replace(results, groups=groups) for results in pair)
-    assert paired_limits(*by_group, METRICS["top1"])(1) == pytest.approx(CLUSTERED, abs=0.4)
-    low, high = paired_limits(*pair, METRICS["balanced_accuracy"])(1)
-    assert (low + high) / 2 == pytest.approx(100 * np.mean([0.1 / 12, 0.45 / 12]), abs=0.3)
+    assert found == pytest.approx(STATSMODELS, abs=0.01)
+    by_group = [replace(results, groups=groups) for results in pair]
+    assert paired_limits(*by_group, METRICS["top1"])(1) == pytest.approx(
+        CLUSTERED, abs=0.2
+    )  # of the normal distribution, without the jackknife
+    pair[0] = replace(pair[0], losses=np.random.default_rng(0).random(400).astype(np.float32))
+    losses = ttest_rel(pair[1].losses, pair[0].losses).confidence_interval()
+    factor = math.sqrt(400 / 399)  # denominators n, not n - 1
+    low, high = paired_limits(*pair, METRICS["loss"])(1)
+    assert factor * (high - low) == pytest.approx(losses.high - losses.low, rel=1e-6)
+    assert (low + high) / 2 == pytest.approx(METRICS["loss"].gain(*pair))
+    with refused("DATA.GROUPS"):
+        paired_limits(replace(pair[0], lacks_groups=True), pair[1], METRICS["loss"])
+
+
+def test_groups_of_a_paired_top1_are_left_out_one_by_one():
+    """The jackknife by group, with Kish's number of groups - 1 degrees of freedom."""
+    new, old, groups = paired_hits()
+    keep = np.random.default_rng(0).random(400) < np.repeat(np.linspace(0.2, 1, 50), 8)  # of unequal size
+    new, old, groups = new[keep], old[keep], groups[keep]
+    gains = 100.0 * new - 100.0 * old
+    without = [gains[groups != one].mean() for one in np.unique(groups)]
+    sizes = np.unique(groups, return_counts=True)[1]
+    kish = sizes.sum() ** 2 / (sizes**2).sum()
+    distance = t.ppf(0.975, kish - 1) * np.sqrt(np.sum((without - gains.mean()) ** 2))
+    pair = (replace(results_of_hits(hits), groups=groups) for hits in (new, old))
+    found = paired_limits(*pair, METRICS["top1"])(1)
+    assert found == pytest.approx([gains.mean() - distance, gains.mean() + distance], rel=1e-6)
 
 
 def test_models_that_are_equal_on_few_images_may_differ():
-    """The limits of Bonett and Price; a bootstrap of equal results is 0 to 0."""
+    """The limits of Bonett and Price, with Student's t."""
     equal = results_of_hits(np.arange(400) < 380)
     assert paired_limits(equal, equal, METRICS["top1"])(1) == pytest.approx(EQUAL, abs=0.01)
     grouped = replace(equal, groups=np.array([f"g{number // 8}" for number in range(400)]))
-    assert paired_limits(grouped, grouped, METRICS["top1"])(1)[1] == pytest.approx(196 * 2**0.5 / 52)
+    expected = 100 * t.ppf(0.975, 49) * 2**0.5 / 52
+    assert paired_limits(grouped, grouped, METRICS["top1"])(1)[1] == pytest.approx(expected)
     low, high = paired_limits(equal, equal, METRICS["min_recall"])(1)
     assert high == -low > 1.5
     assert paired_limits(equal, equal, METRICS["loss"])(1) == (0, 0)
+    one_group = replace(equal, groups=np.array(["a"] * 400))
+    assert paired_limits(one_group, one_group, METRICS["top1"])(1) == (-100, 100)
 
 
 VERDICTS = """
@@ -235,8 +263,9 @@ def test_sensitivity_and_specificity_at_the_threshold_of_each_model_are_compared
         assert f"OLD: {title} of class1 {shares[0][name]:.2f}%" in text
         assert f"NEW: {title} of class1 {shares[1][name]:.2f}%" in text
         assert f"{shares[1][name] - shares[0][name]:+.4g}," in text
-    assert compared(new, new, POINT, "-margin=5") == 11  # half of the images are of a class: 196 * sqrt(2) / (n + 2)
-    assert capsys.readouterr().out.count(f" {np.ceil(2 * (196 * 2**0.5 / 5 - 2)):.0f} images like these") == 2
+    assert compared(new, new, POINT, "-margin=5") == 11  # half of the images are of a class: t * sqrt(2) / (n + 2)
+    needed = next(n for n in range(48, 200) if 100 * t.ppf(0.975, n / 2 - 1) * 2**0.5 / (n / 2 + 2) < 5)
+    assert capsys.readouterr().out.count(f" {needed} images like these") == 2
     state = torch.load(new / "best.pth", weights_only=True)
     (key,) = (key for key in state if "operating_point" in key)
     for threshold, title in ((-99.0, "specificity"), (99.0, "sensitivity")):  # that all images reach, or none

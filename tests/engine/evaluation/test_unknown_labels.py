@@ -12,11 +12,11 @@ from test_results import results_for
 from configs.schema.operating_point import OperatingPoint
 from datasets.batch import PADDING
 from datasets.sources.samples import UNKNOWN
-from engine.evaluation.intervals import _BLOCKS, _jackknife, confidence_interval, figures_at, ranking_of
+from engine.evaluation.intervals import confidence_interval, figures_at, ranking_of
 from engine.evaluation.results import SampleResults, choose_threshold, mean_by_group
 from engine.evaluation.tables import ResultTables, read_scores
 from utils.files import read_json
-from utils.metric_table import METRICS, metrics_of
+from utils.metric_table import METRICS
 from utils.tables import read_rows
 
 N, C = 300, 4
@@ -72,17 +72,6 @@ def test_f1_per_image_is_of_images_with_a_known_label(unknown):
     predicted = np.where(unknown.targets >= 0, unknown.predicted, False)[rows]
     expected = f1_score(true, predicted, average="samples", zero_division=0)
     assert unknown.f1_of_labels(1) == pytest.approx(100 * expected)
-
-
-@pytest.mark.parametrize("metric", [one for one in metrics_of(True) if one.sign > 0], ids=lambda one: one.name)
-def test_the_jackknife_is_of_the_figures_without_each_block(metric, unknown):
-    """As from the results without the samples of a block, with the thresholds that all samples have chosen."""
-    rows = unknown.readable
-    blocks = np.random.default_rng(0).permutation(len(rows)) % _BLOCKS
-    chosen = replace(unknown, thresholds=unknown.used_thresholds)
-    values = [metric.compute(chosen.take(rows[blocks != block])) / 100 for block in range(_BLOCKS)]
-    found, _ = _jackknife(unknown, metric, np.arange(len(rows)))
-    assert found == pytest.approx((_BLOCKS - 1) * np.var(values))
 
 
 def test_an_operating_point_and_the_auroc_of_a_class(unknown):

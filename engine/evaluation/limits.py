@@ -1,0 +1,120 @@
+"""The limits of shares and rankings, and quantiles of the beta distribution and of Student's t, without SciPy.
+
+The angle arcsin(sqrt(x)) of a share x of the beta distribution has the density sin ** (2a - 1) * cos ** (2b - 1), which
+is smooth and nearly normal: Gauss and Legendre's quadrature integrates it.
+"""
+
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+Z = 1.96  # of 95%
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
+_STEPS = 50  # of a bisection
+_REACH = 12  # standard deviations of the angle, beyond which its density is 0
+_LARGE = 1e8  # degrees of freedom, from which on t is normal
+
+
+def beta_cdf(x: Any, a: Any, b: Any) -> np.ndarray:
+    """The regularized incomplete beta function of arrays or numbers; a: 1/2, or at least 1; b: at least 1/2."""
+    angle = np.arcsin(np.sqrt(x))
+    found: np.ndarray = _integral(angle, a, b) / _integral(np.pi / 2, a, b)
+    return found
+
+
+def beta_quantile(probability: float, a: Any, b: Any) -> np.ndarray:
+    """The share at which `beta_cdf` is `probability`."""
+    found: np.ndarray = np.sin(_angle_quantile(probability, a, b)) ** 2
+    return found
+
+
+def t_quantile(freedom: Any, probability: float = 0.975) -> np.ndarray:
+    """Student's t of arrays or numbers from 1 degree of freedom on, at a probability above 0.5; of infinitely many
+    degrees the normal quantile."""
+    bounded = np.minimum(freedom, _LARGE)
+    quantile = np.sqrt(bounded) * np.tan(_angle_quantile(2 * probability - 1, 0.5, bounded / 2))
+    return np.where(bounded < _LARGE, quantile, NormalDist().inv_cdf(probability))
+
+
+def two_sided_p(t: float, freedom: float) -> float:
+    """The probability that Student's t is at least as far from 0."""
+    return 1 - float(beta_cdf(t * t / (freedom + t * t), 0.5, freedom / 2))
+
+
+def clopper_pearson(hits: Any, number: Any, tail: float) -> tuple[np.ndarray, np.ndarray]:
+    """The exact limits of shares (Clopper and Pearson, 1934): on each side, at most `tail` of the samples miss a share.
+
+    Arrays or numbers, which may be fractions (Korn and Graubard, 1998); below one hit the lower limit is 0.
+    """
+    missed = number - hits
+    low = beta_quantile(tail, np.maximum(hits, 1), missed + 1)
+    high = beta_quantile(1 - tail, hits + 1, np.maximum(missed, 1))
+    return np.where(hits < 1, 0.0, low), np.where(missed < 1, 1.0, high)
+
+
+def wilson(shares: Any, n: Any, z: float = Z) -> tuple[Any, Any]:
+    """The limits of shares of n samples each (Wilson, 1927); arrays or numbers."""
+    middle, width = shares + z**2 / (2 * n), z * np.sqrt(shares * (1 - shares) / n + z**2 / (4 * n**2))
+    return (middle - width) / (1 + z**2 / n), (middle + width) / (1 + z**2 / n)
+
+
+def newcombe(areas: np.ndarray, own: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The limits of AUROCs (C,) of so many samples of a class and of the others (Newcombe, 2006, method 5).
+
+    They are the areas from which the observed one is 1.96 standard errors away, by Hanley and McNeil (1982) with equal
+    numbers.
+    """
+    half = (own + others) / 2 - 1
+    limits = []
+    for end in (0.0, 1.0):
+        inside = areas
+        outside = np.full(areas.shape, end)
+        for _ in range(50):
+            middle = (inside + outside) / 2
+            factor = 1 + half * ((1 - middle) / (2 - middle) + middle / (1 + middle))
+            error = np.sqrt(middle * (1 - middle) * factor / (own * others))
+            is_near = np.abs(areas - middle) < Z * error
+            inside = np.where(is_near, middle, inside)
+            outside = np.where(is_near, outside, middle)
+        limits.append(outside)
+    return limits[0], limits[1]
+
+
+def _angle_quantile(probability: float, a: Any, b: Any) -> np.ndarray:
+    """By bisection."""
+    total = _integral(np.pi / 2, a, b)
+    low = np.zeros(total.shape)
+    high = np.full(total.shape, np.pi / 2)
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        is_below = _integral(middle, a, b) < probability * total
+        low = np.where(is_below, middle, low)
+        high = np.where(is_below, high, middle)
+    return low
+
+
+def _center_of(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The angle of the mean, and about its standard deviation."""
+    number = np.asarray(a, float) + b
+    return np.arcsin(np.sqrt(a / number)), 0.5 / np.sqrt(number)
+
+
+def _integral(angle: Any, a: Any, b: Any) -> np.ndarray:
+    """Of the density up to an angle."""
+    center, deviation = _center_of(a, b)
+    start = np.maximum(center - _REACH * deviation, 0)
+    end = np.minimum(np.clip(angle, start, center + _REACH * deviation), np.pi / 2)
+    half = (end - start) / 2
+    angles = start[..., None] + half[..., None] * (1 + _NODES)
+    density = _density(angles, np.asarray(a)[..., None], np.asarray(b)[..., None])
+    found: np.ndarray = half * (density @ _WEIGHTS)
+    return found
+
+
+def _density(angle: np.ndarray, a: Any, b: Any) -> np.ndarray:
+    """Relative to the one at the center."""
+    share = a / (a + b)
+    logs = (a - 0.5) * np.log(np.sin(angle) ** 2 / share) + (b - 0.5) * np.log(np.cos(angle) ** 2 / (1 - share))
+    found: np.ndarray = np.exp(logs)
+    return found

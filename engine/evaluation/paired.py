@@ -1,0 +1,89 @@
+"""The 95% limits of the difference of two models on the same samples.
+
+Legend: U units: the images or, with groups, the groups.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from engine.evaluation.influence import KINDS, Units, units_of
+from engine.evaluation.limits import Z, t_quantile
+from engine.evaluation.results import SampleResults
+from utils.errors import UserError
+from utils.metric_table import Metric
+
+_DRAWS = 1000  # of the bootstrap
+LimitsAt = Callable[[float], tuple[float, float]]
+
+
+def paired_limits(new: SampleResults, old: SampleResults, metric: Metric) -> LimitsAt:
+    """The 95% limits by which a metric of `new` is better than of `old`, two models on the same readable samples: a
+    function of the factor by which there are more images of each class, 1 for these.
+
+    Student's limits of the differences of the two changes of each unit (`Figure.changes`): of single images the paired
+    t interval of top-1 and the loss, DeLong's of the AUROC; of groups the jackknife by group with Kish's degrees of
+    freedom. Below 1 degree they are infinite. Models that are equal on few images may differ on others: the variance
+    is at least the one of two more images, each of which one model alone has right (Bonett and Price, 2012): 2 / (n +
+    2)² of top-1, and of the mean over classes of each class. They are groups only if no group differs. A loss has no
+    such images. Without changes (a calibration error), the limits are of a bootstrap.
+
+    Raises UserError: the groups of the images are not known.
+    """
+    if new.lacks_groups or old.lacks_groups:
+        raise UserError("no interval: the groups of the images are not known; give DATA.GROUPS for all of them")
+    units = units_of(old)
+    difference = metric.gain(new, old)
+    if metric.kind is None:
+        return _bootstrap(metric.gain, new, old, units, difference)
+    figures = [KINDS[metric.kind](results, metric.of, units) for results in (new, old)]
+    changes = figures[0].changes - figures[1].changes
+    variance = float(changes @ changes)
+    share_of_units = units.number / len(units.of_rows) if variance == 0 else 1.0
+    kish = min(figure.kish for figure in figures)
+
+    def limits_at(factor: float) -> tuple[float, float]:
+        least = 0.0
+        if metric.is_percent:
+            for figure in figures:
+                more = factor * share_of_units * np.asarray(figure.counts) + 2
+                least += float(np.sum((figure.slopes / more) ** 2))
+        distance = _t(factor * kish - 1) * math.sqrt(max(variance / factor, least))
+        if not metric.is_percent:
+            return difference - distance, difference + distance
+        return max(difference - 100 * distance, -100.0), min(difference + 100 * distance, 100.0)
+
+    return limits_at
+
+
+def _t(freedom: float) -> float:
+    return float(t_quantile(freedom)) if freedom >= 1 else math.inf
+
+
+def _bootstrap(
+    gain: Callable[[SampleResults, SampleResults], float],
+    new: SampleResults,
+    old: SampleResults,
+    units: Units,
+    difference: float,
+) -> LimitsAt:
+    """An expanded percentile bootstrap of pairs: the units are drawn for both models together (Efron and Tibshirani,
+    1993), and the distances are times t / 1.96 * sqrt(U / (U - 1)) (Hesterberg, 2015). Of more images its limits are
+    nearer by the square root.
+    """
+    number = units.number
+    generator = np.random.default_rng(0)
+    values = []
+    for _ in range(_DRAWS):
+        drawn = np.bincount(generator.integers(number, size=number), minlength=number)
+        rows = np.repeat(old.readable, drawn[units.of_rows])
+        values.append(gain(new.take(rows), old.take(rows)))
+    low, high = np.nanquantile(values, (0.025, 0.975)).tolist()
+
+    def limits_at(factor: float) -> tuple[float, float]:
+        at_factor = number * factor
+        expanded = _t(at_factor - 1) / Z * math.sqrt(at_factor / max(at_factor - 1, 1) / factor)
+        return difference - expanded * (difference - low), difference + expanded * (high - difference)
+
+    return limits_at

@@ -1,0 +1,112 @@
+"""Limits and changes of figures, against SciPy, statsmodels, closed forms, and figures without an image or a group."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.stats import beta, binomtest, t
+
+from datasets.sources.samples import UNKNOWN
+from engine.evaluation.influence import KINDS, units_of
+from engine.evaluation.limits import beta_quantile, clopper_pearson, newcombe, t_quantile, two_sided_p
+from engine.evaluation.results import SampleResults, results_of_scores
+from utils.metric_table import METRICS, metrics_of
+
+SMOOTH = {name for name, metric in METRICS.items() if metric.kind and name != "min_recall"}
+
+
+def test_the_quantiles_are_those_of_scipy():
+    generator = np.random.default_rng(0)
+    a, b = 1 + 10 ** generator.uniform(-1, 6, (2, 200))
+    for probability in (1e-5, 0.025, 0.5, 0.975):
+        for one, two, error in ((a.round(), b.round(), 1e-9), (a, b, 1e-6)):  # counts, and those of groups
+            expected = beta.ppf(probability, one, two)
+            assert beta_quantile(probability, one, two) == pytest.approx(expected, abs=error)
+    freedom = np.array([1, 2, 2.5, 7, 30.1, 1e3, 1e6, np.inf])
+    assert t_quantile(freedom) == pytest.approx(t.ppf(0.975, freedom), rel=1e-8)
+    assert t_quantile(5, 0.9999) == pytest.approx(t.ppf(0.9999, 5))
+    assert two_sided_p(2.3, 7.5) == pytest.approx(2 * t.sf(2.3, 7.5))
+    for hits, number in ((0, 8), (7, 8), (8, 8), (431, 1000)):
+        expected = binomtest(hits, number).proportion_ci(0.98, "exact")
+        assert clopper_pearson(hits, number, 0.01) == pytest.approx(tuple(expected), abs=1e-8)
+
+
+def test_the_limits_of_newcombe_solve_his_equation():
+    """Method 5: the areas whose standard error by Hanley and McNeil, with equal numbers, times 1.96 is the distance."""
+    area, own, others = 0.9, 12, 230
+
+    def excess(theta: float) -> float:
+        half = (own + others) / 2 - 1
+        spread = 1 + half * (1 - theta) / (2 - theta) + half * theta / (1 + theta)
+        return (area - theta) ** 2 - 1.96**2 * theta * (1 - theta) * spread / (own * others)
+
+    low, high = newcombe(np.array([area]), np.array([own]), np.array([others]))
+    assert low[0] == pytest.approx(brentq(excess, 0.01, area), abs=1e-8)
+    assert high[0] == pytest.approx(brentq(excess, area, 0.9999), abs=1e-8)
+    assert newcombe(np.ones(1), np.array([10]), np.array([190]))[1] == 1
+
+
+def drawn(generator: np.random.Generator, shape: tuple[int, int], several: bool) -> SampleResults:
+    """With equal scores, unknown and absent labels, a class that is never predicted, and unreadable images."""
+    hot = generator.random(shape) < 0.3
+    scores = (generator.normal(size=shape) + hot).round(1)
+    targets = np.where(generator.random(shape) < 0.1, UNKNOWN, hot).astype(np.int8)
+    targets[[3, 7]] = -1
+    if several:
+        return replace(results_of_scores(targets, scores.astype(np.float32)), thresholds=np.full(shape[1], 0.6))
+    of_one = generator.integers(0, shape[1] - 1, shape[0])
+    scores[np.arange(len(scores)), of_one] += 1
+    scores[:, -1] -= 9 * (scores[:, -1] < 1)
+    of_one[[3, 7]] = -1
+    return results_of_scores(of_one, scores.astype(np.float32))
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("name", sorted(SMOOTH))
+def test_the_changes_are_those_of_the_figure_without_the_unit(name, several):
+    """Of an image the derivative: the figure of 300 copies of all images but one. Of a group exactly, where each class
+    is a share: the figure without it."""
+    metric = METRICS[name]
+    if metric not in metrics_of(several):
+        return
+    results = drawn(np.random.default_rng(4), (40, 4), several)
+    scale = 100 if metric.is_percent else 1
+    rows = np.tile(results.readable, 300)
+    copies = results.take(rows)
+    figure = KINDS[metric.kind](results, metric.of, units_of(results))
+    assert scale * figure.value == pytest.approx(metric.compute(results))
+    assert figure.changes.sum() == pytest.approx(0, abs=1e-9)
+    assert figure.weights.sum() == pytest.approx(1)
+    for unit in (0, 5, 20):
+        change = metric.compute(copies) - metric.compute(results.take(np.delete(rows, unit)))
+        assert scale * figure.changes[unit] / 300 == pytest.approx(change, rel=0.02, abs=1e-5)
+    grouped = replace(results, groups=(np.arange(40) % 9).astype(str))
+    figure = KINDS[metric.kind](grouped, metric.of, units_of(grouped))
+    if metric.kind in ("share", "mean") and metric.of != "f1":
+        rows = results.readable
+        for unit in range(9):
+            without = metric.compute(results.take(rows[rows % 9 != unit]))
+            assert scale * figure.changes[unit] == pytest.approx(metric.compute(results) - without, abs=1e-9)
+
+
+def test_the_variance_of_kappa_is_the_one_of_statsmodels():
+    """`cohens_kappa(TABLE, wt="linear").var_kappa` of statsmodels 0.15.0, and of "quadratic"."""
+    table = [[30, 4, 1, 0], [6, 25, 5, 2], [1, 7, 18, 4], [0, 1, 3, 23]]
+    true, predicted = np.repeat(np.stack(np.indices((4, 4)), -1).reshape(16, 2), np.ravel(table), axis=0).T
+    results = results_of_scores(true, np.eye(4, dtype=np.float32)[predicted])
+    for name, expected in (("linear_kappa", 0.001631550850165377), ("quadratic_kappa", 0.001071603939499685)):
+        figure = KINDS["agreement"](results, METRICS[name].of, units_of(results))
+        assert figure.changes @ figure.changes == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_variance_of_the_auroc_is_delongs():
+    """From the placements, with denominators n in place of his n - 1."""
+    generator = np.random.default_rng(0)
+    targets = np.repeat([0, 1], [30, 12])
+    score = (generator.normal(size=42) + targets).round(1)
+    results = results_of_scores(targets, np.stack([-score, score], 1).astype(np.float32))
+    wins = np.sign(score[30:, None] - score[:30]) / 2 + 0.5
+    figure = KINDS["ranking"](results, "auroc", units_of(results))
+    assert figure.value == pytest.approx(wins.mean())
+    assert figure.changes @ figure.changes == pytest.approx(wins.mean(1).var() / 12 + wins.mean(0).var() / 30)

@@ -1,0 +1,280 @@
+"""How often the printed 95% intervals have the true value, in simulated evaluations.
+
+    python tests/stress/coverage.py             # 300 draws; status 1 if an interval has it in fewer than 89% of them
+    python tests/stress/coverage.py all -cells  # 1,000 draws of all cells, a line for each; the table of docs/log.md
+
+A cell is a metric on a kind of data. The true value is the one of a very large sample. Draws without an interval do not
+count. `need` is the width in which 95% of the figures themselves lie.
+"""
+
+import argparse
+import os
+import sys
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+
+from engine.evaluation.intervals import confidence_interval
+from engine.evaluation.paired import paired_limits
+from engine.evaluation.results import SampleResults, results_of_scores
+from utils.metric_table import METRICS
+
+ONE_LABEL = ("top1", "macro_f1", "balanced_accuracy", "min_recall", "auroc", "specificity", "precision")
+SEVERAL = ("mean_ap", "macro_f1", "auroc", "specificity", "micro_f1", "sample_f1", "precision", "recall")
+KAPPAS = ("quadratic_kappa", "linear_kappa")
+PAIRED = ("top1", "balanced_accuracy", "min_recall", "macro_f1", "auroc", "loss")
+_FEWEST, _LEAST = 50, 89  # draws with an interval, of a cell that counts; percent
+_LARGE = 200_000  # images, or about as many in groups, of the sample that has the true value
+
+
+@dataclass(frozen=True)
+class Classes:
+    """counts: images of each class. margin: of the right class, in standard deviations of the noise.
+
+    spread: of grades in the order of the classes, the standard deviation of the model's grade. decimals: of the scores,
+    which then have ties.
+    """
+
+    counts: tuple[int, ...]
+    margin: float = 1.5
+    spread: float = 0.0
+    decimals: int | None = None
+
+    def __str__(self) -> str:
+        words = "+".join(map(str, self.counts))
+        if len({*self.counts}) == 1:
+            words = f"{len(self.counts)} x {self.counts[0]}"
+        words += f", spread {self.spread}" if self.spread else f", margin {self.margin}"
+        return words if self.decimals is None else f"{words}, ties"
+
+    def draw(self, generator: np.random.Generator, is_large: bool, models: int) -> list[SampleResults]:
+        times = -(-_LARGE // sum(self.counts)) if is_large else 1
+        targets = np.repeat(np.arange(len(self.counts)), np.array(self.counts) * times)
+        return self.predict(generator, targets, np.zeros(len(targets)), models)
+
+    def predict(
+        self, generator: np.random.Generator, targets: np.ndarray, shift: np.ndarray, models: int
+    ) -> list[SampleResults]:
+        """shift (N,): of the evidence of an image, which the models share; they share a half of the noise, too."""
+        shape = (len(targets), len(self.counts))
+        shared = generator.standard_normal(shape, np.float32)
+        found = []
+        for _ in range(models):
+            noise = (shared + generator.standard_normal(shape, np.float32)) / np.float32(2**0.5)
+            scores = self._scores(targets, noise, shift)
+            if self.decimals is not None:
+                scores = scores.round(self.decimals)
+            found.append(results_of_scores(targets, scores.astype(np.float32)))
+        return found
+
+    def _scores(self, targets: np.ndarray, noise: np.ndarray, shift: np.ndarray) -> np.ndarray:
+        if self.spread:
+            grade = targets + self.spread * (noise[:, 0] + shift)
+            return -2 * np.abs(grade[:, None] - np.arange(noise.shape[1]))
+        if noise.shape[1] == 2:
+            evidence = (2 * targets - 1) * self.margin + noise[:, 0] + shift
+            return np.stack([-evidence, evidence], 1)
+        scores = noise.copy()
+        scores[np.arange(len(targets)), targets] += self.margin
+        scores[:, 0] += shift
+        return scores
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of unequal size with a shift in common, all of whose images may have one class."""
+
+    number: int
+    classes: Classes
+    are_of_one_class: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.number} groups{' of one class' * self.are_of_one_class}, {self.classes}"
+
+    def draw(self, generator: np.random.Generator, is_large: bool, models: int) -> list[SampleResults]:
+        number = _LARGE // 5 if is_large else self.number
+        shares = np.array(self.classes.counts) / sum(self.classes.counts)
+        targets = np.zeros(0, np.int64)
+        while len(np.unique(targets)) < len(shares):
+            sizes = 1 + generator.lognormal(1.5, 0.8, number).astype(int)
+            groups = np.repeat(np.arange(number), sizes)
+            targets = generator.choice(len(shares), number, p=shares)[groups]
+            if not self.are_of_one_class:
+                targets = generator.choice(len(shares), len(groups), p=shares)
+        shift = generator.normal(0, 1, number)[groups]
+        names = groups.astype(str)
+        return [replace(one, groups=names) for one in self.classes.predict(generator, targets, shift, models)]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Several labels per image, at fixed thresholds. shares: of the images that have each label."""
+
+    images: int
+    shares: tuple[float, ...]
+    margin: float
+
+    def __str__(self) -> str:
+        return f"{self.images} images of {len(self.shares)} labels, margin {self.margin}"
+
+    def draw(self, generator: np.random.Generator, is_large: bool, models: int) -> list[SampleResults]:
+        images = _LARGE if is_large else self.images
+        targets = np.zeros((images, len(self.shares)), np.int8)
+        for label, share in enumerate(self.shares):
+            targets[: round(share * images), label] = 1
+            generator.shuffle(targets[:, label])
+        hard = generator.normal(0, 0.5, (images, 1))
+        found = []
+        for _ in range(models):
+            scores = (2 * targets - 1) * self.margin / 2 + hard + generator.normal(size=targets.shape)
+            results = results_of_scores(targets, scores.astype(np.float32))
+            found.append(replace(results, thresholds=np.full(len(self.shares), 0.5)))
+        return found
+
+
+class Cell(NamedTuple):
+    """Metrics of data. kind: the row of the table. in_ci: the metrics that are checked by default."""
+
+    kind: str
+    data: Classes | Groups | Labels
+    metrics: Sequence[str]
+    in_ci: Sequence[str]
+    is_paired: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.data}"
+
+
+class Coverage(NamedTuple):
+    """In percent, of the draws with an interval. width, need: medians in points; in nats of a loss."""
+
+    covered: float
+    drawn: int
+    width: float
+    need: float
+
+
+def cells() -> list[Cell]:
+    rows = list[tuple[str, Classes | Groups | Labels, Sequence[str]]]()
+    for margin in (1.2, 3.0):
+        for counts in ((20, 20), (8,) * 5, (40,) * 5, (200,) * 5):
+            rows.append(("images, balanced classes", Classes(counts, margin), ONE_LABEL))
+    for margin in (1.2, 2.5):
+        for counts in ((38, 2), (190, 10), (950, 50)):
+            rows.append(("images, a class of 5%", Classes(counts, margin), (*ONE_LABEL, "quadratic_kappa")))
+    for counts in ((100, 100), (190, 10)):
+        rows.append(("images, equal scores", Classes(counts, 1.5, decimals=0), ("auroc",)))
+    grades = [
+        Classes(counts, spread=spread)
+        for counts in ((8,) * 5, (40,) * 5, (200,) * 5, (150, 20, 10, 10, 10), (750, 100, 50, 50, 50))
+        for spread in (0.2, 0.3, 0.6)
+    ]
+    rows += [("images of 5 grades", one, KAPPAS) for one in grades]
+    for number in (10, 40, 200):
+        for margin in (1.2, 2.5):
+            metrics = (*ONE_LABEL, "quadratic_kappa")
+            rows.append(("groups of mixed classes", Groups(number, Classes((7, 3), margin)), metrics))
+            counts = (9, 1) if number > 10 else (6, 4)
+            rows.append(("groups of one class", Groups(number, Classes(counts, margin), True), metrics))
+    for images, shares in ((40, (0.5, 0.3, 0.1)), (200, (0.5, 0.3, 0.1, 0.05)), (1000, (0.5, 0.3, 0.1, 0.05, 0.05))):
+        for margin in (1.5, 4.0):
+            rows.append(("images, several labels", Labels(images, shares, margin), SEVERAL))
+    found = [Cell(kind, data, metrics, metrics) for kind, data, metrics in rows]
+    for counts, margin in (((20, 20), 1.2), ((190, 10), 2.0), ((40,) * 5, 2.5), ((950, 50), 2.0)):
+        found.append(Cell("two models, images", Classes(counts, margin), PAIRED, ("top1",), is_paired=True))
+    for one in grades:
+        found.append(Cell("two models, 5 grades", one, KAPPAS[:1], KAPPAS[:1], is_paired=True))
+    for number in (6, 10, 40, 200):
+        for is_of_one in (False, True):
+            data = Groups(number, Classes((6, 4), 1.5), is_of_one)
+            metrics = (*PAIRED, "quadratic_kappa")
+            found.append(Cell("two models, groups", data, metrics, ("top1", "quadratic_kappa"), is_paired=True))
+    return found
+
+
+def measure(cell: Cell, draws: int) -> dict[str, Coverage]:
+    """The coverage of the metrics of a cell, of the same draws in each run."""
+    seed = zlib.crc32(str(cell).encode())
+    metrics = [METRICS[name] for name in cell.metrics]
+    true = dict.fromkeys(cell.metrics, 0.0)
+    if not cell.is_paired:
+        (large,) = cell.data.draw(np.random.default_rng([seed, 1]), True, 1)
+        true = {metric.name: metric.compute(large) for metric in metrics}
+    generator = np.random.default_rng(seed)
+    limits = defaultdict[str, list[tuple[float, float]]](list)
+    figures = defaultdict[str, list[float]](list)
+    for _ in range(draws):
+        new, *others = cell.data.draw(generator, False, 1 + cell.is_paired)
+        for metric in metrics:
+            if cell.is_paired:
+                interval = paired_limits(new, others[0], metric)(1)
+                figures[metric.name].append(metric.gain(new, others[0]))
+            else:
+                interval = confidence_interval(new, metric)[0]
+                figures[metric.name].append(metric.compute(new))
+            if interval:
+                limits[metric.name].append(tuple(interval))
+    found = {}
+    for name in limits:
+        low, high = np.array(limits[name]).T
+        low, high = low - 1e-9, high + 1e-9  # rounding
+        need = np.subtract(*np.nanquantile(figures[name], (0.975, 0.025)))
+        covered = 100 * float(np.mean((low <= true[name]) & (true[name] <= high)))
+        found[name] = Coverage(covered, len(low), float(np.median(high - low)), float(need))
+    return found
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("which", nargs="?", choices=("ci", "all"), default="ci")
+    parser.add_argument("-draws", type=int, help="default: 300, of all cells 1,000")
+    parser.add_argument("-only", default="", help="cells whose kind begins with this")
+    parser.add_argument("-metric", default="", help="one metric")
+    parser.add_argument("-cells", action="store_true", help="a line for each cell and metric")
+    parser.add_argument("-jobs", type=int, default=os.cpu_count())
+    flags = parser.parse_args(argv)
+    draws = flags.draws or (1000 if flags.which == "all" else 300)
+    chosen = []
+    for cell in cells():
+        metrics = cell.metrics if flags.which == "all" else cell.in_ci
+        metrics = [name for name in metrics if flags.metric in ("", name)]
+        if cell.kind.startswith(flags.only) and metrics:
+            chosen.append(cell._replace(metrics=tuple(metrics)))
+    with ProcessPoolExecutor(flags.jobs) as pool:
+        found = pool.map(measure, chosen, [draws] * len(chosen))
+        return report(zip(chosen, found, strict=True), flags.cells)
+
+
+def report(found: Iterable[tuple[Cell, Mapping[str, Coverage]]], with_cells: bool) -> int:
+    """Prints the table, and the cells below 89%; returns 1 if there are some."""
+    by_kind = defaultdict[tuple[str, str], list[Coverage]](list)
+    low = []
+    for cell, measured in found:
+        for name, one in measured.items():
+            line = f"{one.covered:5.1f}% of {one.drawn:4}, width {one.width:8.4g}, need {one.need:8.4g}: {cell}, {name}"
+            if with_cells:
+                print(line, flush=True)
+            if one.drawn >= _FEWEST:
+                by_kind[cell.kind, METRICS[name].title].append(one)
+                low += [line] * (one.covered < _LEAST)
+    print("| data | figure | coverage, percent | width / need |\n|---|---|---|---|")
+    for (kind, title), rows in by_kind.items():
+        shares = [row.covered for row in rows]
+        ratios = [row.width / row.need for row in rows if row.need] or [np.nan]
+        print(f"| {kind} | {title} | {min(shares):.1f} to {max(shares):.1f} | {min(ratios):.2f} to {max(ratios):.2f} |")
+    for line in low:
+        print(f"too low: {line}", file=sys.stderr)
+    return int(bool(low))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
