@@ -33,6 +33,7 @@ from utils.torch_compat import has_forward_hooks
 _RATES = {  # of configurations
     "hidden_dropout_prob": "dropout", "classifier_dropout_prob": "dropout", "drop_path_rate": "droppath",
     "attention_dropout": "attention_dropout", "attention_probs_dropout_prob": "attention_dropout",
+    "dropout_rate": "dropout", "drop_connect_rate": "droppath",  # EfficientNet's
 }  # fmt: skip
 _TOKENS = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
 _AVERAGES = ("beit", "clip", "data2vec-vision", "metaclip_2")  # have a class token, which their classifiers do not read
@@ -143,7 +144,7 @@ def build_transformers(options: TransformersModel, data: Data) -> nn.Module:
         shapes = {(type(block), *(weight.shape for weight in block.parameters())) for block in blocks}
         is_uniform = len(shapes) == 1
         _check_rates(options, own_rates, is_uniform)
-        _drop_blocks(blocks, 0.0 if "drop_path_rate" in own_rates else options.droppath)
+        _drop_blocks(blocks, 0.0 if "droppath" in own_rates.values() else options.droppath)
         for module in [one for one in model.modules() if hasattr(one, "inv_freq")]:
             add_mixin(module, _KeepsBuffers)
         model.own_blocks = blocks

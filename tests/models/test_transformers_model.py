@@ -295,6 +295,16 @@ def test_a_drop_path_changes_no_bit_of_an_evaluation():
     assert not torch.equal(small_vit(1.0).train()(images), small_vit(0.0).train()(images))
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_the_rates_of_efficientnet_are_those_of_the_options(rate):
+    pytest.importorskip("transformers")
+    kwargs = {"model_type": "efficientnet", "width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128}
+    options = TransformersModel.model_validate({"NAME": "b", "KWARGS": kwargs, "DROPOUT": rate, "DROPPATH": rate})
+    model, _ = build_model(options, Data.model_validate({"IMAGE_SIZE": 32}), torch.device("cpu"))
+    rates = [layer.p for layer in model.modules() if isinstance(layer, torch.nn.Dropout)]
+    assert len(rates) > 1 and max(rates) == rates[-1] == rate  # of the blocks, rising, and of the head
+
+
 def test_a_wrong_configuration_or_preprocessor_ends_in_one_line(tmp_path, saved):
     with refused(r"^MODEL\.NAME: vit [^\n]*hidden_size[^\n]*$"):
         small_vit(0.0, hidden_size="wide")
