@@ -103,9 +103,11 @@ def _share(results: SampleResults, of: Callable[[SampleResults], Any], units: Un
 class ClassShares:
     """The shares of the classes that count, float64 (C,), each as of `numbers` single samples for Wilson's interval.
 
-    changes: of the sum of shares * slope without each unit, float64 (U,). weights: the part of each unit (U,).
+    labels: of these classes. counts: the samples of each share. changes: of the sum of shares * slope without each
+    unit, float64 (U,). weights: the part of each unit (U,).
     """
 
+    labels: np.ndarray
     shares: np.ndarray
     numbers: np.ndarray
     counts: np.ndarray
@@ -150,7 +152,7 @@ def shares_of_classes(
     weights /= max(weights.sum(), 1e-300)
     shown = (one[is_used] for one in (shares, np.maximum(numbers, 1), counts))
     shares, numbers, counts = shown
-    return ClassShares(shares, numbers, counts, changes, weights)
+    return ClassShares(np.flatnonzero(is_used), shares, numbers, counts, changes, weights)
 
 
 def _effective(
@@ -229,6 +231,41 @@ def _mean_over_classes(results: SampleResults, of: str, units: Units) -> Figure:
     )  # fmt: skip
 
 
+def limits_of_classes(results: SampleResults, number: int) -> dict[str, np.ndarray]:
+    """`recall_low`, `recall_high`, ...: the 95% limits of the figures of each of so many classes, percent; NaN if the
+    figure is not defined or the groups are not known.
+
+    Of recall, precision and F1 Wilson's, with groups at the effective number of samples; of the average precision
+    Wilson's, and of the AUROC Newcombe's, of the samples or groups of the class.
+    """
+    found = dict[str, np.ndarray]()
+    units = units_of(results)
+
+    def add(name: str, labels: np.ndarray, limits: tuple[np.ndarray, np.ndarray]) -> None:
+        for end, values in zip(("low", "high"), limits, strict=True):
+            found[f"{name}_{end}"] = np.full(number, np.nan)
+            if not results.lacks_groups:
+                found[f"{name}_{end}"][labels] = 100 * values
+
+    for name in ("precision", "recall", "f1"):
+        classes = shares_of_classes(results, name, units)
+        is_defined = classes.counts > 0
+        low, high = wilson(classes.shares[is_defined], classes.numbers[is_defined])
+        if name == "f1":
+            low, high = f1_of_jaccard(low), f1_of_jaccard(high)
+        add(name, classes.labels[is_defined], (low, high))
+    if results.scores is not None:
+        sides = np.zeros((2, number))
+        for label, _, is_own, is_known in read_labels(results.targets, results.scores, results.readable):
+            sides[:, label] = units.count(is_own), units.count(is_known & ~is_own)
+        ap, auroc = results.ranking.average_precision / 100, results.ranking.auroc / 100
+        labels = np.flatnonzero(sides[0])
+        add("ap", labels, wilson(ap[labels], sides[0, labels]))
+        labels = np.flatnonzero(sides.all(0))
+        add("auroc", labels, newcombe(auroc[labels], *sides[:, labels]))
+    return found
+
+
 def _slope_of_f1(jaccard: np.ndarray) -> np.ndarray:
     return 2 / (1 + jaccard) ** 2
 
@@ -247,8 +284,8 @@ def _worst_class(results: SampleResults, of: str, units: Units) -> Figure:
     low, _ = clopper_pearson(hits, classes.numbers, 0.025)
     _, high = clopper_pearson(hits, classes.numbers, 0.025 / len(shares))
     value = shares.min()
-    labels = np.flatnonzero(results.per_class.count > 0)
-    is_own = (results.targets[results.readable] == labels[np.lexsort((classes.numbers, shares))[0]]).astype(float)
+    worst = classes.labels[np.lexsort((classes.numbers, shares))[0]]
+    is_own = (results.targets[results.readable] == worst).astype(float)
     of_worst = _share(results, lambda found: (found.hits(1)[found.readable] * is_own, is_own), units)
     return Figure(
         float(value), of_worst.changes, classes.weights, [classes.counts.min()],

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from engine.evaluation.calibration import NUM_BINS, Calibration, join_bins
+from engine.evaluation.influence import limits_of_classes
 from engine.evaluation.intervals import confidence_interval, figures_at, ranking_of
 from engine.evaluation.ranking import mean_of, roc_points
 from engine.evaluation.results import (
@@ -153,7 +154,8 @@ class ResultTables:
         if len(names) == 2:
             shares |= zip(OPERATING, ranking.operating, strict=True)
         # Without scores, one NaN stands for all classes.
-        self._write_classes(figures, {}, **{name: np.resize(share, len(names)) for name, share in shares.items()})
+        resized = {name: np.resize(share, len(names)) for name, share in shares.items()}
+        self._write_classes(results, figures, {}, **resized)
         wrong = pairs[pairs[:, 0] != pairs[:, 1]][:MAX_PAIRS].tolist()
         pair_rows = ([names[i], names[j], number, _cell(100 * number / figures.count[i])] for i, j, number in wrong)
         self._write_table("confused_pairs", ("true", "predicted", "count", "share"), pair_rows, _SHOWN_PAIRS)
@@ -197,12 +199,18 @@ class ResultTables:
         }
         logits = [f"{logit:.9g}" for logit in thresholds]
         known = [str(one.count.sum()) for one in bins]
-        self._write_classes(figures, {"known": known, "threshold_logit": logits}, auroc=ranking.auroc, **shares)
+        self._write_classes(
+            results, figures, {"known": known, "threshold_logit": logits}, auroc=ranking.auroc, **shares
+        )
         self._write_mistakes(results)
 
-    def _write_classes(self, figures: ClassFigures, texts: dict[str, list[str]], **shares: np.ndarray) -> None:
-        """texts, shares: further columns; shares are in percent."""
+    def _write_classes(
+        self, results: SampleResults, figures: ClassFigures, texts: dict[str, list[str]], **shares: np.ndarray
+    ) -> None:
+        """texts, shares: further columns; shares are in percent. The limits of those that have some are the last."""
         shares = {name: getattr(figures, name) for name in ("precision", "recall", "f1", "specificity")} | shares
+        limits = limits_of_classes(results, len(self.class_names))
+        shares |= {name: values for name, values in limits.items() if name.rpartition("_")[0] in shares}
         counts = (figures.count, figures.predicted)
         cells = (map(_cell, one) for one in shares.values())
         rows = zip(range(len(self.class_names)), self.class_names, *counts, *cells, *texts.values(), strict=True)

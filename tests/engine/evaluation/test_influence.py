@@ -8,8 +8,8 @@ from scipy.optimize import brentq
 from scipy.stats import beta, binomtest, t
 
 from datasets.sources.samples import UNKNOWN
-from engine.evaluation.influence import KINDS, units_of
-from engine.evaluation.limits import beta_quantile, clopper_pearson, newcombe, t_quantile, two_sided_p
+from engine.evaluation.influence import KINDS, limits_of_classes, units_of
+from engine.evaluation.limits import beta_quantile, clopper_pearson, newcombe, t_quantile, two_sided_p, wilson
 from engine.evaluation.results import SampleResults, results_of_scores
 from utils.metric_table import METRICS, metrics_of
 
@@ -110,3 +110,28 @@ def test_the_variance_of_the_auroc_is_delongs():
     figure = KINDS["ranking"](results, "auroc", units_of(results))
     assert figure.value == pytest.approx(wins.mean())
     assert figure.changes @ figure.changes == pytest.approx(wins.mean(1).var() / 12 + wins.mean(0).var() / 30)
+
+
+def test_the_limits_of_classes_are_wilsons_and_newcombes():
+    """Of groups at the effective number of images: errors of whole groups count as one each."""
+    targets = np.repeat([0, 1, 2], [60, 40, 2])
+    predicted = targets.copy()
+    predicted[:8] = 1
+    scores = np.eye(4, dtype=np.float32)[predicted]
+    results = results_of_scores(targets, scores)
+    found = limits_of_classes(results, 4)
+    recall = 100 * np.array(binomtest(52, 60).proportion_ci(method="wilson"))
+    assert [found["recall_low"][0], found["recall_high"][0]] == pytest.approx(recall, abs=0.01)
+    jaccard = binomtest(40, 48).proportion_ci(method="wilson").high
+    assert found["f1_high"][1] == pytest.approx(200 * jaccard / (1 + jaccard), abs=0.01)
+    assert found["auroc_low"][1] == 100 * newcombe(results.ranking.auroc[1:2] / 100, np.array([40]), np.array([62]))[0]
+    assert all(np.isnan(values[3]) for values in found.values())
+    groups = np.append(np.arange(100) // 4, [99, 99]).astype(str)
+    grouped = limits_of_classes(replace(results, groups=groups), 4)
+    p, n = 52 / 60, 15  # groups
+    variance = np.sum((n / (n - 1) * np.append(np.full(2, p), np.full(13, 1 - p)) / n) ** 2)
+    effective = p * (1 - p) / variance * (1.96 / t.ppf(0.975, n - 1)) ** 2
+    assert grouped["recall_low"][0] == pytest.approx(100 * wilson(p, max(effective, n))[0])
+    assert grouped["recall_low"][2] < found["recall_low"][2]  # one group
+    unknown = limits_of_classes(replace(results, lacks_groups=True), 4)
+    assert all(np.isnan(values).all() for values in unknown.values())
