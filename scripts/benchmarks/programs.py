@@ -206,9 +206,8 @@ def _readings(process: Any, limit: threading.Timer) -> Iterator[Reading]:
     raise UserError(failure_reason(process.wait(), lines))
 
 
-def add_timm_flag(parser: argparse.ArgumentParser, required: bool = False) -> None:
-    path = "train.py of a checkout of timm"
-    add_flag(parser, "timm_train", type=Path, metavar="PATH", required=required, help=path)
+def add_timm_flag(parser: argparse.ArgumentParser) -> None:
+    add_flag(parser, "timm_train", type=Path, metavar="PATH", help="train.py of a checkout of timm")
 
 
 def check_comparable(config: Config) -> None:
@@ -220,19 +219,6 @@ def check_comparable(config: Config) -> None:
             "TUNE, LAYER_DECAY, HEAD_LR_SCALE, LOSS, LR_SCHEDULER"
             ": the comparison with timm does not support them; remove them"
         )
-
-
-def check_recipe(config: Config, recipe: Config) -> None:
-    """Raises UserError for an option that differs from the recipe and has no flag of train.py."""
-    table = _flag_table()
-    translated = {*table["other_options"], *table["vit"].values(), *table["options"]}
-    defaults = values_of(recipe)
-    for key, value in values_of(config).items():
-        if value != defaults.get(key) and key not in translated:
-            raise UserError(f"{key}: the comparison with timm does not support it; remove it")
-    epochs = config.train.warmup_epochs
-    if epochs % 1 or epochs >= config.train.num_epochs:
-        raise UserError(f"TRAIN.WARMUP_EPOCHS {epochs:g}: timm's needs a whole number below NUM_EPOCHS; change it")
 
 
 def _flag_table() -> dict[str, Any]:
