@@ -24,7 +24,7 @@ _OF_EXPERIMENT = (
 # They choose the images of a run, and their classes.
 _OF_SPLIT = (
     "DATA.FOLD", "DATA.FOLDS", "DATA.SPLIT_SEED", "DATA.VAL_FRACTION", "DATA.GROUPS", "DATA.FRACTION",
-    "DATA.ONLY_CLASSES", "DATA.RENAME", "DATA.CORRECTIONS",
+    "DATA.ONLY_CLASSES", "DATA.RENAME",
 )  # fmt: skip
 # For the whole run: with another value its figures are of other images, or its state or best.pth has other entries.
 FIXED = (
@@ -121,7 +121,7 @@ def keep_minutes(config: Config, of_run: Values) -> Config:
 
 def _comparable(key: str, value: Any) -> Any:
     """One folder may be named in several ways."""
-    return os.path.abspath(str(value)) if key in ("DATA.DATA_PATH", "DATA.CORRECTIONS") else value
+    return os.path.abspath(str(value)) if key == "DATA.DATA_PATH" else value
 
 
 def shared_options(config: Config) -> Values:

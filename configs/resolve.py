@@ -31,7 +31,7 @@ from configs.schema.config import known_keys
 from configs.schema.data import AUTO, properties_of
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.schema.section import without
-from configs.versions import GONE_KEYS, is_gone_value
+from configs.versions import GONE_KEYS, JOIN, is_gone_value
 from configs.weights import NORMALIZATION, WEIGHT_RULES, described_model
 from configs.yaml_io import format_value, shorten
 from utils.errors import UserError
@@ -171,6 +171,10 @@ def old_keys_are_renamed(options: OptionTable) -> Iterator[Note]:
             if row.level > options.row(present).level:
                 options.add_key(present, row.value, row.source)
             options.remove(key)
+    columns = options.get("DATA.COLUMNS")
+    if evaluates and isinstance(columns, dict) and JOIN in columns:
+        removed.append(f"DATA.COLUMNS: {JOIN}")
+        options.set("DATA.COLUMNS", {key: value for key, value in columns.items() if key != JOIN})
     if renamed:
         yield Note("log", f"old keys, renamed: {', '.join(renamed)}")
     if removed:

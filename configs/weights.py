@@ -31,7 +31,7 @@ PADDLE, SAFETENSORS, TORCH, NPZ = ".pdparams", ".safetensors", ".pth", ".npz"
 _OLD_TORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # in the first pickle of torch before 1.6
 OPTIONS_ENTRY = "options"  # of the metadata of a .safetensors file: JSON of the sections MODEL and DATA
 # Keys of DATA
-_READING = ("CLASS_FOLDERS", "LABELS", "COLUMNS", "ENCODING", "MULTI_LABEL", "CORRECTIONS")
+_READING = ("CLASS_FOLDERS", "LABELS", "COLUMNS", "ENCODING", "MULTI_LABEL")
 PLACE = ("DATASET", "DATA_PATH", "KWARGS", "IMAGE_ROOT", *_READING)
 SPLIT = ("VAL_FRACTION", "FOLDS", "FOLD", "SPLIT_SEED", "GROUPS")
 NORMALIZATION = ("IMAGENET_MEAN", "IMAGENET_STD")
@@ -183,7 +183,7 @@ class WeightsRecord:
     that replace the keys in `data` in an evaluation; runs of this program have none. output_names: for a reader, also
     if names of some classes are missing; None if there are none. built_for: the image size with which timm built the
     model, if it is another one. decision: see there. kwargs: keys of MODEL.KWARGS that the file of another program
-    states.
+    states. gone_labels: the option that is gone and gave the run its labels, and what replaces it.
     """
 
     source: str
@@ -199,6 +199,7 @@ class WeightsRecord:
     decision: Decision = UNDECIDED
     sources: dict[str, str] = field(default_factory=dict)
     kwargs: Values = field(default_factory=dict)
+    gone_labels: str = ""
 
     @property
     def is_own(self) -> bool:

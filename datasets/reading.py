@@ -12,7 +12,6 @@ from datasets.decoding.decode import Decoding
 from datasets.recognition import recognize_table
 from datasets.sources.checks import check_same_data, find_invalid_labels, find_problems, notes_on_unknown
 from datasets.sources.class_names import number_of_classes
-from datasets.sources.corrections import correct
 from datasets.sources.folders.class_folders import read_images
 from datasets.sources.formats import refuse_format
 from datasets.sources.groups import group, warn_of_shared_groups
@@ -155,13 +154,9 @@ def apply_stages(source: Source, wanted: Wanted) -> Rows:
     The cut is made on the labels that the data have. An error ends the stages.
     """
     rows = read_rows(source, wanted)
-    stages = [group, cut, check_names, name_numbers, rename]
-    if wanted.data.only_classes:  # the right class of an image may be one that stays
-        stages += [correct, take_classes, take_share, number]
-    else:
-        stages += [take_share, number, correct]
+    stages = (group, cut, check_names, name_numbers, rename, take_classes, take_share, number, warn_of_shared_groups)
     try:
-        for stage in (*stages, warn_of_shared_groups):
+        for stage in stages:
             if rows.findings:
                 return rows
             rows = stage(rows, wanted)

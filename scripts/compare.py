@@ -7,7 +7,6 @@ without those that OLD or NEW was trained on. The exit status is 0 if NEW is not
 images are too few to tell; 1 and 2 as of all programs (docs/operation.md).
 """
 
-import shlex
 import sys
 from bisect import bisect_left
 from collections.abc import Callable
@@ -70,10 +69,6 @@ def main(argv: list[str]) -> int:
     is_trained = _are_trained("OLD", samples, old, files[0]) | _are_trained("NEW", samples, new, files[1])
     is_read = is_read[~is_trained[is_read]]
     print(f"Compared: {len(is_read)} images")
-    corrections = new.plan.record.data.get("CORRECTIONS")
-    if corrections and corrections != str(old.plan.config.data.corrections):
-        fix = shlex.quote(f"DATA.CORRECTIONS={corrections}")
-        print_escaped(f"Labels: without the corrections with which NEW was trained; -opts {fix} corrects them")
     before, after = (found.take(is_read) for found in results)
     metric = best_metric(flags.metric, old.evaluator.multi_label)
     figures = [(metric, before, after)]

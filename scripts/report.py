@@ -157,7 +157,7 @@ def _pool(groups: Sequence[Group], folder: Path, problems: list[str]) -> dict[st
             name += f"-{number}"
             title += f" of {group.runs[0].name}"
         try:
-            found[title] = pool_folds(group.runs, folder / name, problems)
+            found[title] = pool_folds(group.runs, folder / name)
         except UserError as error:
             problems.append(f"no figures out of fold: {error}")
             continue

@@ -300,6 +300,13 @@ def each_value(text: str) -> Any:
     return pytest.mark.parametrize(names, rows)
 
 
+def code_of(page: str, heading: str) -> str:
+    """The first block of Python below a heading of a page."""
+    _, found, text = (ROOT / page).read_text().partition(f"# {heading}\n")
+    assert found
+    return text.partition("```python\n")[2].partition("```")[0]
+
+
 def line_of(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
     """The error in which a call ends, which is one line."""
     with refused(r"^[^\n]+$") as error:

@@ -54,7 +54,7 @@ SOURCES_LAYERS = [
     {"sets"},
     {"folders"},
     {"listed"},
-    {"groups", "numbering", "share", "corrections"},
+    {"groups", "numbering", "share"},
     {"rows"},
     {"source"},
     {"split"},

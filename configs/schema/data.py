@@ -112,10 +112,6 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         "new names of classes, {old: new}, in the data and in the weights; classes with one new name are merged: the "
         "first row of the head is kept, in an evaluation their probabilities are added"
     )
-    corrections: Path | None = optional(
-        "a table path,correction of image files whose labels were checked, such as an edited suspects.csv: keep, drop "
-        "(the image is left out) or the right class; other rows have no correction"
-    )
     multi_label: bool = switch(
         "data set csv, parquet, tar: images have no, one or several labels; LOSS.NAME is then bce"
     )
@@ -257,9 +253,6 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         if self.multi_label and self.balanced_sampling:
             one_label = "needs one label per image, but MULTI_LABEL is on"
             yield f"BALANCED_SAMPLING {one_label}; use LOSS.CLASS_WEIGHTS=balanced instead"
-        if self.corrections and (self.multi_label or data_set.in_memory):
-            needed = "needs image files of one label"
-            yield f"CORRECTIONS {needed}, but {is_of}, MULTI_LABEL {self.multi_label}; remove it"
         if self.groups and data_set.in_memory:
             yield f"GROUPS needs images in files, but {is_of}; remove GROUPS"
         if self.labels and not data_set.may_be_table:

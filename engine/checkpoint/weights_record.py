@@ -22,7 +22,7 @@ from configs.schema import Data
 from configs.schema.model import Model
 from configs.schema.operating_point import UNDECIDED, Decision, OperatingPoint
 from configs.schema.section import only
-from configs.versions import refuse_newer
+from configs.versions import refuse_newer, without_gone_labels
 from configs.weights import (
     NO_RECORD,
     OPTIONS_ENTRY,
@@ -443,7 +443,8 @@ def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:
     """
     names, model = content.get("class_names"), dict(options["MODEL"])
     described = {_KEY_OF[entry]: value for entry, value in (content.get("preprocessing") or {}).items()}
-    data = options["DATA"] | described
+    of_run, gone_labels = without_gone_labels(options["DATA"])
+    data = of_run | described
     check_values(Data, only(data, PREPROCESSING))
     tta = entries_of(options.get("EVAL")).get("TTA", "none")
     entries = (None, AVERAGE, "average") if content.get(AVERAGE) else UNDECIDED.entries
@@ -456,6 +457,7 @@ def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:
         split=read_split(content, data),
         plugins=tuple(map(str, options.get("PLUGINS") or ())),
         decision=read_decision(content)._replace(tta=tta, entries=entries),
+        gone_labels=gone_labels,
     )
 
 

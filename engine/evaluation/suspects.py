@@ -3,7 +3,7 @@
 Legend: N samples, C classes.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,14 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datasets.sources.corrections import CORRECTION, PATH, place_of, places_of
 from datasets.sources.samples import UNKNOWN
-from datasets.sources.tables.files import Cells
 from engine.evaluation.ranking import divide
 from utils.files import atomic_write, make_own_folder
 from utils.tables import safe_cell, table_text
 
-COLUMNS = (CORRECTION, "split", PATH, "label", "predicted", "probability", "label_probability", "margin")
+COLUMNS = ("correction", "split", "path", "label", "predicted", "probability", "label_probability", "margin")
 _ENOUGH = 0.7  # a probability of the other class that makes a suspect of any model
 
 
@@ -78,28 +76,23 @@ def write_suspects(
     found: Margins,
     images: Sequence[tuple[str, str]],
     names: Sequence[str],
-    decided: Collection[Cells],
-    data_path: str,
 ) -> list[int]:
-    """Writes the suspects with an empty correction, and below them the rows that have one: the next DATA.CORRECTIONS.
+    """Writes the suspects, with an empty column for the correction by a person (docs/data.md#corrected-labels).
 
-    images: split and path of each sample. names: of the classes. decided: as `decided_rows`, with paths
-    as `places_of`; an image in it is no suspect. Returns the indices of their images in the order of the suspects.
-    Raises OSError.
+    images: split and path of each sample. names: of the classes. Returns the indices of their images in the order of
+    the suspects. Raises OSError.
     """
     labels_per_image = 1
     if found.labels.ndim == 2:
         labels_per_image = len(names)
         names = [text for name in names for text in (f"not {name}", name)]
     flat = Margins(*map(np.ravel, found))
-    known = {place for cells in decided for place in places_of(cells, data_path)}
-    suspects = [one for one in flat.suspects if place_of(images[one // labels_per_image][1]) not in known]
+    suspects = flat.suspects
     rows = []
     for one in suspects:
         texts = (*images[one // labels_per_image], names[flat.labels[one]], names[flat.others[one]])
         figures = (flat.probabilities[one], flat.label_probabilities[one], flat.values[one])
         rows.append(["", *map(safe_cell, texts), *(f"{100 * figure:.4f}" for figure in figures)])
-    rows += [[cells.get(column, "") for column in COLUMNS] for cells in decided]
     make_own_folder(table.parent)
     atomic_write(table, table_text(COLUMNS, rows))
     return [one // labels_per_image for one in suspects]

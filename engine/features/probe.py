@@ -19,7 +19,6 @@ from configs.schema import Config
 from datasets.decoding.images import BadImage
 from datasets.loading.loader import BadImageList
 from datasets.sources.class_names import list_names, names_of_labels
-from datasets.sources.corrections import decided_rows
 from datasets.sources.samples import Samples, label_pairs
 from datasets.sources.split import hash_paths
 from engine.evaluation import files
@@ -247,9 +246,7 @@ def _list_suspects(task: ProbeTask, names: Sequence[str], parts: Sequence[tuple[
             places.append((samples, index))
     found = Margins(*map(np.concatenate, zip(*(of_part for _, _, of_part in parts), strict=True)))
     data = task.config.data
-    decided = decided_rows(data.corrections, data.encoding).values()
-    folder = data.image_root or data.data_path
-    suspects = write_suspects(task.suspects, found, images, names, decided, folder)
+    suspects = write_suspects(task.suspects, found, images, names)
     shown = {suspect_picture(*images[index]): places[index] for index in suspects[:_PICTURES]}
     files.write_pictures(task.suspects.parent / PICTURES, shown, data)
     problem = "images may be wrong, or the images hard: probes without them are sure of another class"

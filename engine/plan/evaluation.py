@@ -110,6 +110,8 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         options = prediction_needs_no_labels(options, record, has_path=command.path is not None)
     names = record.class_names
     record, merged = _rename(record, options)
+    if record.gone_labels and record.is_of(options.data) and not command.prediction:
+        raise UserError(f"{options.model.pretrained}: was trained with {record.gone_labels}; give it as -data_path")
     read, names_note = _read(options, record, names, split, command, context)
     ((split, samples),) = read.splits.items()
     facts = Facts(context.world_size, classes=number_of_classes(options.data.dataset, [samples]))
@@ -220,6 +222,8 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord, list[No
         record = weights_record(options.model, file, command.source)
     changed = check_plugins(record.plugins, options.plugins, f"{weights}: ")
     notes += [warning for warning in changed if warning not in command.notes]
+    if record.gone_labels:
+        notes.append(Note("screen", f"{weights}: was trained with {record.gone_labels}"))
     embeds = command.embeds  # images as a probe, a training, sees them
     followed = follow_weights(options, command.given, record, evaluates=True, as_published=not embeds)
     options = followed.options

@@ -5,6 +5,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -283,6 +284,9 @@ def plan_training(
         if command.flags.cfg or config.model.resume == AUTO:  # else the run's options are used
             config = keep_minutes(config, _options_of_run(found))
         resumed = _record_of_run(found, command.config)
+        if resumed.gone_labels:
+            new = f"start a new run of it with -held_out={quote(str(found.path.parent))}"
+            raise UserError(f"{found.path}: was trained with {resumed.gone_labels}; {new}")
         start = resumed
         history = History(known=resumed.split)
     else:

@@ -13,7 +13,6 @@ import torch
 
 from configs.schema.data import properties_of
 from configs.schema.operating_point import Goal
-from datasets.sources.corrections import decided_rows
 from engine.evaluation.results import join
 from engine.evaluation.suspects import margins, write_suspects
 from engine.evaluation.tables import SCORES, ResultTables, read_scores
@@ -26,11 +25,10 @@ from utils.files import make_own_folder
 OUT_OF_FOLD = "out-of-fold"
 
 
-def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -> Evaluation:
+def pool_folds(runs: Sequence[RunContents], folder: Path) -> Evaluation:
     """Writes the evaluation of the held-out images of all runs, each a fold, and their suspect labels to `folder`.
 
-    problems: receives a line if there are no suspect labels. Raises UserError: the scores of a run are missing, or of
-    other classes; an image is in several runs. OSError.
+    Raises UserError: the scores of a run are missing, or of other classes; an image is in several runs. OSError.
     """
     options = runs[0].options
     parts = []
@@ -64,12 +62,7 @@ def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -
     about = {"split": OUT_OF_FOLD, "folds": len(runs)}
     found = margins(torch.from_numpy(results.scores).sigmoid(), torch.from_numpy(results.targets))
     images = [("val", name) for name in names]
-    try:
-        decided = decided_rows(options["DATA.CORRECTIONS"], options["DATA.ENCODING"]).values()
-        suspects = write_suspects(folder / SUSPECTS, found, images, classes, decided, options["DATA.DATA_PATH"])
-        about["suspects"] = len({*suspects})  # images
-    except UserError as error:
-        problems.append(f"no suspect labels out of fold: {error}")
+    about["suspects"] = len({*write_suspects(folder / SUSPECTS, found, images, classes)})  # images
     tables = ResultTables(folder, classes, names.__getitem__)
     tables.write(results.metrics(runs[0].metric.name), results, about)
     pooled = evaluation_in(folder)

@@ -81,7 +81,7 @@ class TrainedModel:
         """The options that travel with the weights: model, and data as an evaluation needs them."""
         options = options_to_export(parse_value(to_yaml(self.config)))
         if not self.names_data_path:
-            for key in ("DATA_PATH", "IMAGE_ROOT", "CORRECTIONS", "GROUPS", "COLUMNS"):
+            for key in ("DATA_PATH", "IMAGE_ROOT", "GROUPS", "COLUMNS"):
                 del options["DATA"][key]
         return options
 

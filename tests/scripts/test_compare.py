@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -224,26 +223,6 @@ def test_new_data_are_compared_without_the_images_that_a_model_was_trained_on(gr
         compared(old, new, f"-data_path={tmp_path}")
     compared(old, new, f"-data_path={tmp_path}", "-split=all")
     assert "Images: 21; training images of OLD among them, left out: 1 (by content)" in capsys.readouterr().out
-
-
-def test_labels_that_new_has_corrected_are_corrected_as_the_line_says(grown, tmp_path, capsys):
-    _, old, new, _ = grown
-    wrong = next(name for name in sorted(held_out_by(old)) if "class0" in name)
-    table = tmp_path / "checked labels.csv"
-    table.write_text(f"path,correction\n{wrong},class1\n")
-    state = torch.load(new / "best.pth", weights_only=True)
-    assert "CORRECTIONS: null" in state["options"]
-    options = state["options"].replace("CORRECTIONS: null", f"CORRECTIONS: {table}")
-    torch.save(state | {"options": options}, tmp_path / "new.pth")
-    argv = [str(old), str(tmp_path / "new.pth"), "-metric=loss"]
-    compare.main(argv)
-    before = capsys.readouterr().out
-    assert "Compared: 24 images" in before
-    advice = before.partition("-opts ")[2].splitlines()[0].rpartition(" corrects")[0]
-    compare.main([*argv, "-opts", *shlex.split(advice)])
-    after = capsys.readouterr().out
-    assert "-opts" not in after
-    assert after.partition("OLD: ")[2] != before.partition("OLD: ")[2]
 
 
 def test_sensitivity_and_specificity_at_the_threshold_of_each_model_are_compared(grown, tmp_path, capsys):

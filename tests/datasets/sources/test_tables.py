@@ -204,18 +204,13 @@ def test_the_advised_values_of_a_column_are_the_test_images(site, problem, label
 
 
 @pytest.mark.parametrize(("patient", "split"), [(0, "train"), (9, "val")])
-def test_groups_in_two_splits_are_named_until_their_images_are_dropped(patient, split, labelled, tmp_path):
+def test_groups_in_two_splits_are_named(patient, split, labelled):
     patients = [number // 2 for number in range(30)]
     patients[24] = patient  # of the test
     file = labelled(LABELS, site=SITES, patient=patients)
     given = {"columns": {"split": {"column": "site", "test": ["Süd"], "val": [7]}}, "groups": "patient"}
     (note,) = told(read(file, **given)[0].notes, "both", "warning")
     assert f"1 group(s) are in both {split} and test, such as '{patient}'" in note
-    corrections = tmp_path / "drop.csv"
-    corrections.write_text(f"path,correction\n{tmp_path / FILES[24]},drop\n")
-    train, *_, test = read(file, corrections=str(corrections), **given)
-    assert len(test) == 5
-    assert not told(train.notes, "both", "warning")
 
 
 def test_a_run_that_exists_keeps_its_split_and_encoding(labelled):

@@ -114,7 +114,6 @@ DATA.GROUPS=(p\d)_
 DATA.FRACTION=0.5
 DATA.ONLY_CLASSES=[class0,class2]
 DATA.RENAME={class0:\tclass2}
-DATA.CORRECTIONS=corrections.csv
 DATA.FOLD=1 DATA.FOLDS=3
 """
 WITH_FOLDS = """
@@ -135,7 +134,6 @@ def test_the_images_of_a_run_are_fixed_and_the_advised_command_trains_on_others(
         folder = data / f"class{number % 3}"
         folder.mkdir(exist_ok=True)
         file.rename(folder / f"p{number % 4}_{number}.png")
-    (tmp_path / "corrections.csv").write_text("path,correction\nclass0/p0_0.png,class1\n")
     options = [*TINY_VIT, "TRAIN.MAX_STEPS=1", "MODEL.NUM_CLASSES=3", *first]
     flags = ["-dataset=folder", f"-data_path={data}", "-batch_size=4", "-num_workers=0"]
     folder = train([*flags, f"-output={tmp_path / 'out'}", "-opts", *options])

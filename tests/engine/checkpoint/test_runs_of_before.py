@@ -10,7 +10,7 @@ import tomllib
 
 import pytest
 import torch
-from conftest import ROOT, config_for, evaluate, export_as, read_result, refused, session_for, train
+from conftest import ROOT, config_for, evaluate, export_as, read_result, refused, run_here, session_for, train
 from safetensors.torch import save_file
 
 from configs.compare import changed_options, with_defaults
@@ -21,6 +21,7 @@ from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.run_folder import FORMAT
 from engine.checkpoint.weights_record import read_record, to_metadata
 from engine.run.record import read_run
+from tests.datasets.sources.source_helpers import write_image
 from utils.files import atomic_save
 
 RUNS = ROOT / "tests/fixtures/runs"
@@ -82,6 +83,34 @@ def test_weights_of_before_are_evaluated_from_their_run_alone_and_exported(commi
     (run / "config.yaml").write_text(options)
     given = evaluate(tmp_path / "given", f"-cfg={run / 'config.yaml'}", f"-pretrained={run / 'last.pth'}")
     assert_figures(given, commit)
+
+
+@pytest.mark.parametrize("key, value", [("CORRECTIONS", "c.csv")])
+def test_labels_by_an_option_that_is_gone_are_never_those_of_the_folders(key, value, tmp_path):
+    """Refused where the data of the run are read; predictions, exports and evaluations of other data do not need it."""
+    run = shutil.copytree(RUNS / "edee6d06", tmp_path / "run")
+    for number in range(10):
+        write_image(tmp_path / f"images/{number}/0.png", size=(8, 8))
+    state = torch.load(run / "last.pth")
+    layers = OptionTable(parse_value(state["options"]))
+    layers.set("DATA.DATASET", "folder")
+    layers.set("DATA.DATA_PATH", str(tmp_path / "images"))
+    (tmp_path / "x.yaml").write_text(write_yaml(layers.values))
+    layers.set(f"DATA.{key}", value)
+    state["options"] = write_yaml(layers.values)
+    (run / "config.yaml").write_text(state["options"])
+    atomic_save(run / "last.pth", state)
+    (run / "log.txt").touch()
+    (tmp_path / "out").mkdir()
+    for flags in ("", f"-cfg={tmp_path / 'x.yaml'}", "-eval", f"-eval -cfg={tmp_path / 'x.yaml'}"):
+        with refused(rf"DATA\.{key}.* is gone; docs/data.md#"):
+            run_here(f"-resume={run}", *flags.split(), f"-output={tmp_path / 'out'}")
+    other = shutil.copytree(tmp_path / "images", tmp_path / "other")
+    for flags in (f"-eval -data_path={other}", f"-predict={other}"):
+        run_here(*flags.split(), f"-resume={run}", f"-output={tmp_path / 'out'}")
+    export_as("safetensors", run / "last.pth", tmp_path / "x.safetensors", "-no_check")
+    exported = f"-pretrained={tmp_path / 'x.safetensors'}"
+    evaluate(tmp_path / "exported", exported, f"-data_path={other}", "-dataset=folder")
 
 
 @pytest.mark.parametrize("commit", FIGURES)

@@ -15,6 +15,7 @@ from conftest import (
     TINY_VIT,
     assert_same_state,
     bright_channels,
+    code_of,
     config_for,
     digits_flags,
     evaluate,
@@ -30,7 +31,6 @@ from PIL import Image
 
 from configs.command_line import parse_command_line
 from engine.evaluation.images import read_images
-from engine.evaluation.suspects import margins, write_suspects
 from engine.features.probe import _features
 from engine.features.store import Extracted, Extraction
 from tests.datasets.sources.source_helpers import write_image
@@ -160,17 +160,6 @@ def test_an_image_whose_class_no_other_fold_has_is_no_suspect(tmp_path):
     assert "the figures are too high: the checkpoint was trained on" in log_of(again)
 
 
-def test_an_image_that_a_person_kept_is_no_suspect_however_its_path_is_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found = margins(torch.tensor([[0.1, 0.9]] * 5 + [[0.9, 0.1]]), torch.tensor([0, 0, 0, 0, 1, 0]))
-    images = [("train", f"data/{name}.png") for name in "wxyzab"]
-    paths = ("data/w.png", "x.png", str(tmp_path / "data/y.png"))
-    kept = [{"path": path, "correction": "keep"} for path in paths]
-    table = tmp_path / "suspects/suspects.csv"
-    assert write_suspects(table, found, images, ["a", "b"], kept, "data") == [3]
-    assert [row["path"] for row in read_rows(table)] == ["data/z.png", *paths]
-
-
 def test_wrong_labels_of_images_with_several_are_listed_one_by_one(tmp_path):
     """A red and a green channel, of which two images of each split have a wrong label."""
     planted = {"3.png": "red", "11.png": "red", "20.png": "green", "34.png": "green"}
@@ -195,10 +184,7 @@ def test_wrong_labels_of_images_with_several_are_listed_one_by_one(tmp_path):
         assert {row["label"], row["predicted"]} == {name, f"not {name}"}
         has_label = int(Path(row["path"]).stem) % (2 if name == "red" else 3) == 0
         assert row["predicted"] == (name if has_label else f"not {name}")
-    assert (
-        "DATA.CORRECTIONS"
-        not in read_page(folder).html.partition("whose label may be wrong")[2].partition("</section>")[0]
-    )
+    assert "Corrected labels" not in read_page(folder).html
 
 
 def write_table(file: Path, rows: list[dict[str, str]]) -> None:
@@ -208,7 +194,7 @@ def write_table(file: Path, rows: list[dict[str, str]]) -> None:
         writer.writerows(rows)
 
 
-def test_wrong_labels_are_listed_once_and_corrected_in_the_next_run(tmp_path):
+def test_wrong_labels_are_listed_and_corrected_in_the_next_run(tmp_path):
     """Six planted ones, of training and validation images: the loop of training, table and training.
 
     The page of the first run has the picture of each image while a person moves and decides rows.
@@ -237,11 +223,15 @@ def test_wrong_labels_are_listed_once_and_corrected_in_the_next_run(tmp_path):
     for row in listed[1:]:
         row["correction"] = row["predicted"]
     write_table(table, listed)
-    second = train([*flags, "-name=second", "-opts", *keys, f"DATA.CORRECTIONS={table}"])
-    assert read_rows(second / "suspects/suspects.csv") == listed  # nothing new; the decisions are kept
+    code = code_of("docs/data.md", "Corrected labels")
+    exec(code.replace('"DIR"', f"'{tmp_path / 'data'}'").replace("RUN", str(first)))
+    flags = [f"-data_path={tmp_path / 'data/corrected.csv'}" if "data_path" in flag else flag for flag in flags]
+    second = train([*flags, "-name=second", f"-held_out={first}", "-opts", *keys])
+    assert read_rows(second / "suspects/suspects.csv") == []
     assert read_result(second)["top1"] == 100 > read_result(first)["top1"]
-    features = [*(tmp_path / "out").glob("features/*/*")]
-    assert len(features) == 2, "the images were computed again"
+    dropped = str(Path(listed[0]["path"]).relative_to(tmp_path / "data"))
+    held_out = [read_json(run / "held_out.json")["held_out"] for run in (first, second)]
+    assert held_out[1] == [name for name in held_out[0] if name != dropped]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -348,13 +348,7 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
     _, _, problems = compare(*folders)
     assert any("1/0.png is in 2 runs" in problem for problem in problems)
     np.savez(folder / "evaluation/scores.npz", **arrays)
-    options = (folders[0] / "config.yaml").read_text().replace("CORRECTIONS: null", "CORRECTIONS: gone.csv")
-    for one in folders:
-        (one / "config.yaml").write_text(options.replace("FOLD: 0", f"FOLD: {one.name[-1]}"))
-    page, _, problems = compare(*folders)
-    assert any("gone.csv" in problem for problem in problems)
     assert "ROC curve, out of fold, 3 folds" in page.html
-    assert "suspects" not in read_json(tmp_path / "out-of-fold/summary.json")
     for one, temperature in zip(folders, (2, 4, 4), strict=True):
         update_json(one / "evaluation/summary.json", calibrated={"temperature": temperature})
     page, *_ = compare(*folders)
