@@ -157,7 +157,7 @@ def _outputs(session: Session, folder: Path, logger: RunLogger) -> RunOutputs:
 
 
 _MAX_TIME_SHARE = 0.005  # of the evaluation files, and of the page
-_FIRST_SECONDS = 0.5  # that the evaluation files are expected to take
+_FIRST_SECONDS = 0.5  # that the first evaluation files, and the first page, are expected to take
 
 
 class RunReport:
@@ -175,7 +175,7 @@ class RunReport:
         self._failed = list[Callable[[], None]]()
         self.has_page = False  # of the latest state
         first_time = time.monotonic() + _FIRST_SECONDS / _MAX_TIME_SHARE
-        self._next_time = {self._write_evaluation: first_time, self._write_page: 0.0}
+        self._next_time = dict.fromkeys((self._write_evaluation, self._write_page), first_time)
 
     @property
     def contents(self) -> RunContents:
@@ -183,17 +183,18 @@ class RunReport:
         return contents_of(self.outputs.record, self.config, self.horizon.options)
 
     def update(self, evaluated: Evaluated | None = None, now: bool = False) -> None:
-        """Writes the files, unless they were written a short while ago. now: writes them in any case.
+        """Writes the files, unless they were written a short while ago.
 
         evaluated: the latest one. If it is the best one and there is no time for its files, only the end of the run
-        writes them.
+        writes them. now: writes them in any case, but not the page of an evaluation, which the final state follows.
         """
         if evaluated and evaluated.is_best:
             self._best = evaluated
         self._is_end = now
         for write, next_time in self._next_time.items():
             started = time.monotonic()
-            if not now and started < next_time:
+            is_needed = now and (write == self._write_evaluation or not evaluated)
+            if not is_needed and started < next_time:
                 continue
             try:
                 write()

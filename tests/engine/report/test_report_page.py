@@ -25,12 +25,14 @@ from run_folders import (
 from configs.command_line import parse_command_line
 from configs.schema import Config
 from engine.commands.run import run as run_command
+from engine.progress import Evaluated
 from engine.report import charts
 from engine.report import page as page_module
 from engine.report.contents import read_contents
 from engine.report.overview import class_figures, shift_by_weights, tiles_of
 from engine.run.facts import Environment, PixelBaseline, TrainingData
 from engine.run.record import REPORT
+from engine.training import outputs
 from engine.training.outputs import RunReport
 from scripts import report
 from utils.files import read_json
@@ -359,7 +361,7 @@ def test_a_page_that_cannot_be_written_gives_one_line_in_a_run_and_keeps_the_old
     report = RunReport(
         SimpleNamespace(folder=run, logger=SimpleNamespace(warn=log.append)), Config(), Config().train.horizon
     )
-    report.update()
+    report.update(now=True)
     assert report.has_page
     old = (run / REPORT).read_bytes()
 
@@ -372,6 +374,37 @@ def test_a_page_that_cannot_be_written_gives_one_line_in_a_run_and_keeps_the_old
     assert log == ["report.html cannot be written: OSError: [Errno 28] No space left on device"]
     assert (run / REPORT).read_bytes() == old
     assert not report.has_page
+
+
+PAGES = """
+epochs | seconds | pages
+13 | 1 | 1  # the end of a short run alone: its page is the first one, which takes longest
+60 | 10 | 12
+300 | 3600 | 301
+"""
+
+
+@each_row(PAGES)
+def test_the_pages_of_a_run_take_a_fiftieth_of_its_time(monkeypatch, tmp_path, epochs, seconds, pages):
+    """On a clock that stands while nothing works. A page takes a quarter of a second here."""
+    clock = [0.0]
+    written = []
+
+    def write(folder):
+        clock[0] += 0.25
+        written.append(clock[0])
+
+    monkeypatch.setattr(page_module, "write_report", write)
+    monkeypatch.setattr(outputs, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    report = RunReport(SimpleNamespace(folder=tmp_path), Config(), Config().train.horizon)
+    for _ in range(int(epochs)):
+        clock[0] += int(seconds)
+        report.update()
+    report.update(Evaluated(None, None, None, epochs), now=True)  # of the end, which has a result later
+    report.update(now=True)
+    assert len(written) == int(pages)
+    assert 0.25 * len(written) <= 0.02 * clock[0]
+    assert written[-1] == clock[0]
 
 
 def test_an_evaluation_without_jinja2_lacks_only_its_page(digits_run, cpu, tmp_path, monkeypatch):
