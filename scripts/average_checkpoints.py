@@ -30,7 +30,7 @@ from scripts.flags import add_flag, find_source, new_file, script_parser, split_
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
 from utils.distributed import single_process
 from utils.errors import UserError, print_escaped
-from utils.files import atomic_save
+from utils.files import atomic_save, remove_temporary_of
 from utils.processes.entry import run_script
 
 SCRIPT = "scripts/average_checkpoints.py"
@@ -77,6 +77,7 @@ def main(argv: list[str]) -> int:
     about["class_names"] = trained.class_names  # of labels that are numbers none, as before
     if output.exists():
         print_escaped(f"Replacing: {output}, which another command wrote; -output keeps it")
+    remove_temporary_of(output)
     atomic_save(output, {"model": weights} | about)  # a checkpoint without optimizer
     text = f"Saved: {output}, the mean of {len(paths)} weights, {trained.measured}"
     print_escaped(f"{text}; use it with -pretrained={shlex.quote(str(output))}")

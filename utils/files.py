@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from glob import escape
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
@@ -322,6 +323,12 @@ def open_atomically(path: Path, mode: Literal["w", "wb"] = "w", is_durable: bool
 def temporary_path(path: Path) -> Path:
     """A path of this process. Several processes may write the same file, with equal ids in two containers."""
     return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+
+
+def remove_temporary_of(path: Path) -> None:
+    """Removes the temporary files of killed processes that wrote `path`, which no other one writes now."""
+    for left in path.parent.glob(f".{escape(path.name)}.*.tmp"):
+        left.unlink(missing_ok=True)
 
 
 def tensors_in(content: Any) -> "list[torch.Tensor]":

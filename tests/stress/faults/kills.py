@@ -20,13 +20,14 @@ from faults.scene import Provoke, Scene
 
 _SECONDS = 60.0  # until all processes have ended: 10 on idle cores, 20 after the kill of a rank; TIMEOUT_SECONDS is 120
 _STEP = "engine.training.step:forward_backward:0.3"
+_WRITE = "utils.files:_Writer.write:0.01"  # the temporary file exists
 _EVALUATION = "engine.training.snapshot:SaveTrigger.after_last_batch:0.3"
 _FORWARD = "engine.evaluation.evaluate:Evaluator.forward:0.3"
 # By phase: the functions that are slow, and the seconds of each call. The signal comes in the last one.
 _PHASES = {
     "start": "engine.training.session:build_session:3",
     "first step": _STEP,
-    "save": "utils.files:atomic_save:2",
+    "save": _WRITE,
     "validation": "engine.training.trainer:Trainer.after_eval_batch:0.3",
     "last evaluation": _EVALUATION,
     "held-out test": f"{_EVALUATION} engine.training.end:_evaluate_test:0.1",
@@ -34,7 +35,7 @@ _PHASES = {
 }
 _SCRIPTS = {
     "export": ("scripts/export.py", "scripts.exporting.files:write_safetensors:2"),
-    "average": ("scripts/average_checkpoints.py", "utils.files:atomic_save:2"),
+    "average": ("scripts/average_checkpoints.py", _WRITE),
     "sweep": ("scripts/sweep.py", _STEP),
 }
 _STATUS = {"Ctrl-C": (130,), "SIGTERM": (143,), "SIGKILL": (137,), "SIGKILL of rank 1": (1, 137)}
