@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from configs.schema import Parallel, Train
+from engine.progress import EpochProgress, Observer, TrainClock
 from models.blocks import blocks_of, inside_stages, local_tensor, share_drop_path
 from utils.device import untimed_convolutions
 from utils.distributed import ProcessContext, gather_objects
@@ -409,23 +410,29 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
     return f"{about}, {mode}" if mode else about
 
 
-class CompiledParts:
-    """The compiled modules of a model, and the ones among them that the first step calls."""
+class CompiledParts(Observer):
+    """Tells which of the compiled modules of a model the first step calls. recomputes: by gradient checkpointing."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, recomputes: bool, clock: TrainClock, tell: Callable[[Note], None]) -> None:
+        self._recomputes, self._clock, self._tell = recomputes, clock, tell
         self._parts = [module for module in model.modules() if is_compiled(module)]
         self._called: list[nn.Module] = []
         for part in self._parts:
             on_next_compiled_call(part, partial(self._called.append, part))
 
-    def note(self, seconds: float, recomputes: bool) -> Note:
-        """The line of the log after the first step. recomputes: whether the model has gradient checkpointing."""
+    def after_step(self, progress: EpochProgress) -> None:
+        if self._parts:
+            self._tell(self._note())
+            self._parts = []
+
+    def _note(self) -> Note:
         called, marked = len(self._called), len(self._parts)
+        seconds = self._clock.lap_seconds
         text = f"{called} of {marked} marked modules ran compiled; the first step took {seconds:.1f} s"
         if called == marked:
             return Note("log", f"Compiled: {text}")
         reason = "the model does not call the others"
-        if recomputes:
+        if self._recomputes:
             reason = "MODEL.GRAD_CHECKPOINTING calls the modules inside the others"
         return Note("warning", f"{text}: {reason}; -compile=no saves the time of the compiler")
 

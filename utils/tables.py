@@ -114,15 +114,9 @@ def wrap_parts(parts: Iterable[str]) -> list[str]:
 
 
 def format_bytes(number: float) -> str:
-    """At least two digits: '1.5 kB', '42 MB', '1,200 GB'."""
-    number /= 1000
-    unit = "kB"
-    for larger in ("MB", "GB"):
-        if number >= 999.5:
-            number /= 1000
-            unit = larger
-    digits = 1 if number < 9.95 else 0
-    return f"{number:,.{digits}f} {unit}"
+    """At least two digits: '0.0042 GB', '3.2 GB', '124 GB'."""
+    size = number / 1e9
+    return f"{size:.2g} GB" if size < 9.95 else f"{size:,.0f} GB"
 
 
 def format_duration(seconds: float) -> str:

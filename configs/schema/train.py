@@ -152,13 +152,11 @@ class Horizon:
     plans: Plans = ()
 
     @property
-    def follows_plans(self) -> bool:
-        """Whether the last plan holds: NUM_EPOCHS has not been changed since."""
-        return bool(self.plans) and self.plans[-1][2] == self.num_epochs
-
-    @property
     def plans_in_use(self) -> Plans:
-        return self.plans if self.follows_plans else ((0, 0, self.num_epochs),)
+        """PLANS, unless NUM_EPOCHS has been changed since."""
+        if self.plans and self.plans[-1][2] == self.num_epochs:
+            return self.plans
+        return ((0, 0, self.num_epochs),)
 
     def in_first_plan(self, at: float, per_epoch: int = 1) -> float:
         """The place in the first plan of the place `at` in the run: in epochs, or in steps, `per_epoch` of them."""

@@ -118,15 +118,13 @@ _WHOLE_FILES = Problem(
     "the server sends whole files only", "set DATA.CACHE_GB, which downloads them", error=RangesNotSupported
 )
 _REGION = Problem("the bucket is in another region", "set AWS_REGION")
-_EXPIRED = Problem("the credentials have expired", "set new ones (AWS_SESSION_TOKEN), then resume")
 _NO_BUCKET = Problem("the bucket does not exist", CHECK)
 # By the codes of S3 and its kin, in the body of an answer.
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _CODES = {
     "AuthorizationHeaderMalformed": _REGION,
     "PermanentRedirect": _REGION,
-    "ExpiredToken": _EXPIRED,
-    "TokenRefreshRequired": _EXPIRED,
+    "ExpiredToken": Problem("the credentials have expired", "set new ones (AWS_SESSION_TOKEN), then resume"),
     "InvalidToken": Problem("the session token is not valid", "set AWS_SESSION_TOKEN of these keys, or unset it"),
     "InvalidAccessKeyId": Problem("the access key is not known", "check AWS_ACCESS_KEY_ID"),
     "SignatureDoesNotMatch": Problem("the secret key is wrong", "check AWS_SECRET_ACCESS_KEY"),

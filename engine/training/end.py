@@ -38,7 +38,8 @@ def finish_run(command: Command, trainer: Trainer) -> int:
     try:
         if position.has_ended and best:
             record.set_result(test=_evaluate_best(trainer, best["epoch"]))
-        trainer.trigger.check_signals()  # the last time: what follows ends by itself
+        for _ in range(2):  # an exchange has the requests of the one before; what follows ends by itself
+            trainer.trigger.after_last_batch()
     except Interrupted as signal:
         trainer.interrupted = signal
     if position.has_ended and not trainer.interrupted:

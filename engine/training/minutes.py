@@ -93,7 +93,6 @@ class NextPlans(Observer):
 
     def __init__(self, session: Session, outputs: RunOutputs) -> None:
         self._plan, self._position, self._outputs = session.plan, session.position, outputs
-        self._context = session.state.context
         self._steps = deque[float](maxlen=session.position.progress.steps + 1)  # seconds
         self._evaluation = session.plan.evaluation_seconds
 
@@ -105,21 +104,19 @@ class NextPlans(Observer):
 
     def before_evaluation(self, progress: EpochProgress) -> None:
         """Keeps the plan while a later one is known, which a resumed run repeats."""
-        done = progress.epoch + 1
-        horizon = self._position.horizon
-        minutes = self._plan.config.train.minutes
+        done, horizon, context = progress.epoch + 1, self._position.horizon, self._outputs.reporter.context
         steps = [*self._steps][1:]  # the first one has waited for workers and kernels
-        is_open = minutes and horizon.follows_plans and done > horizon.plans[-1][0]
+        is_open = horizon.plans == horizon.plans_in_use and done > horizon.plans[-1][0]
         if not (is_open and steps and self._evaluation):
             return
-        epochs = broadcast_object(self.epochs(done, progress.steps * fmean(steps), self._evaluation), self._context)
+        epochs = broadcast_object(self.epochs(done, progress.steps * fmean(steps), self._evaluation), context)
         if epochs == horizon.num_epochs:
             return
         since = max(done, self._plan.config.train.warmup_epochs)
         horizon.plans = (*horizon.plans, (since, horizon.in_first_plan(since), epochs))
         horizon.num_epochs = epochs
-        self._outputs.logger.log(f"----- TRAIN.MINUTES {minutes:g}: NUM_EPOCHS {epochs} from epoch {done} on")
-        if self._context.is_main:
+        self._outputs.logger.log(f"----- TRAIN.MINUTES: NUM_EPOCHS {epochs} from epoch {done} on")
+        if context.is_main:
             change_run_options(self._outputs.folder, horizon.options)
 
     def epochs(self, done: int, steps: float, evaluation: float) -> int:

@@ -16,8 +16,9 @@ from engine.checkpoint.files import FoundCheckpoint
 from engine.checkpoint.run_folder import BEST, lock_run_folder
 from engine.checkpoint.weights_record import describe_data, write_held_out
 from engine.evaluation.files import EvaluationFiles
-from engine.plan.training import new_run
-from engine.progress import Evaluated
+from engine.evaluation.images import write_images
+from engine.plan.training import Plan, new_run
+from engine.progress import EpochProgress, Evaluated, Observer
 from engine.report.contents import RunContents, contents_of
 from engine.run.cost import describe_model
 from engine.run.facts import TrainingData, read_fact
@@ -156,11 +157,33 @@ def _outputs(session: Session, folder: Path, logger: RunLogger) -> RunOutputs:
     return RunOutputs(folder=folder, logger=logger, reporter=reporter, evaluation=evaluation)
 
 
+@dataclass(eq=False)
+class ImagesTable(Observer):
+    """Writes `images.csv.gz` after the first epoch of this start, in which all images have been read once."""
+
+    plan: Plan
+    outputs: RunOutputs
+    is_due: bool = True
+
+    def after_epoch(self, progress: EpochProgress, ends: bool) -> None:
+        if self.is_due:
+            self.is_due = False
+            found = self.plan.found
+            self.write(found.path if found else self.plan.config.model.pretrained)
+
+    def write(self, weights: str | Path | None) -> None:
+        """A collective call. weights: of the run to compare with."""
+        plan, outputs = self.plan, self.outputs
+        is_same = plan.found is not None
+        context = outputs.reporter.context
+        write_images(plan.splits, outputs.folder, weights, is_same, plan.config.data, context, outputs.logger)
+
+
 _MAX_TIME_SHARE = 0.005  # of the evaluation files, and of the page
 _FIRST_SECONDS = 0.5  # that the first evaluation files, and the first page, are expected to take
 
 
-class RunReport:
+class RunReport(Observer):
     """Keeps the evaluation files of the best epoch, and `report.html`, up to date in at most 1% of the run's time.
 
     `update()` is called after the checkpoint of an epoch, and `update(now=True)` when the final state is recorded; the
@@ -181,6 +204,17 @@ class RunReport:
     def contents(self) -> RunContents:
         """The run as the page shows it, from the record in memory."""
         return contents_of(self.outputs.record, self.config, self.horizon.options)
+
+    def after_epoch(self, progress: EpochProgress, ends: bool) -> None:
+        """Says that the first evaluated epoch is far below the probe of the run. The end has another verdict."""
+        if progress.epoch + 1 == self.config.validate_freq and not ends:
+            call_on_main(self._judge_first_epoch, self.outputs.reporter.context)
+
+    def _judge_first_epoch(self) -> None:
+        from engine.report.verdict import first_epoch_of  # late, as the page
+
+        if text := first_epoch_of(self.contents):
+            self.outputs.logger.note(Note("screen", text))
 
     def update(self, evaluated: Evaluated | None = None, now: bool = False) -> None:
         """Writes the files, unless they were written a short while ago.

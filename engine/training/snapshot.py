@@ -27,7 +27,7 @@ from engine.run.log import RunLogger
 from engine.training.optimizer import set_lr, zero_momentum
 from engine.training.step import TrainState
 from models.tuning import write_peft_folder
-from utils.distributed import ProcessContext, RankExchange, gather_objects
+from utils.distributed import ProcessContext, RankExchange
 from utils.errors import Unavailable, UserError
 from utils.files import tensor_bytes
 from utils.notes import Note
@@ -44,7 +44,6 @@ class SaveTrigger:
     """
 
     def __init__(self, config: Config, context: ProcessContext) -> None:
-        self._context = context
         self._exchange = RankExchange(context, config.timeout_seconds)
         self.every_steps = config.save_freq_steps or sys.maxsize
         self.every_seconds = math.inf
@@ -80,10 +79,6 @@ class SaveTrigger:
         """
         request, _seconds = self._exchange.swap(self._signal_request())
         self._raise_signal(request)
-
-    def check_signals(self) -> None:
-        """Raises as `after_last_batch`; a collective call, which waits for all ranks."""
-        self._raise_signal(max(gather_objects(self._signal_request(), self._context)))
 
     def is_due(self, request: int, steps_done: int | None) -> bool:
         """Returns whether to save now. Without `steps_done` (in an evaluation) only the timer counts.

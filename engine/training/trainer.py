@@ -20,14 +20,14 @@ from engine.checkpoint.weights_record import split_to_entry
 from engine.evaluation.evaluate import EvaluationImages
 from engine.evaluation.results import SampleResults, classes_without_images
 from engine.features.probe import Solved
+from engine.parallel import CompiledParts
 from engine.progress import EpochProgress, Evaluated, Metrics, Observer
 from engine.run.baseline import BaselineThread
 from engine.run.cost import SlowRanks
 from engine.run.reporter import log_validation
 from engine.training.minutes import NextPlans
-from engine.training.observers import CompiledStep, FirstEpochVerdict, ImagesTable
 from engine.training.optimizer import UntrainedParameters
-from engine.training.outputs import RunOutputs, RunReport
+from engine.training.outputs import ImagesTable, RunOutputs, RunReport
 from engine.training.session import Session
 from engine.training.snapshot import FAIL, PeftFolder, SaveTrigger, take_snapshot
 from engine.training.step import NonFiniteGradients, train_steps
@@ -90,15 +90,19 @@ class Trainer:
         reads_ahead = self.session.batches.prefetched_batches > 0 and data.on_bad_image == "error"
         is_due = is_new and reads_ahead and is_main
         self.eval_images = EvaluationImages((plan.val, plan.test), data.image_channels, is_due)
-        self.images_table = ImagesTable(self.session, self.outputs)
-        observers: list[Observer] = [CompiledStep(self.session, self.outputs), self.reporter]
+        self.images_table = ImagesTable(plan, self.outputs)
+        observers: list[Observer] = []
+        compute = self.state.precision.weights.compute
+        if self.config.train.compiles:
+            recomputes = self.config.model.grad_checkpointing is True
+            observers.append(CompiledParts(compute, recomputes, self.position.clock, self.logger.note))
+        observers.append(self.reporter)
         if self.config.train.minutes:
             observers.append(NextPlans(self.session, self.outputs))
         if is_new:
-            observers.append(UntrainedParameters(self.state.precision.weights.compute, self.logger))
+            observers.append(UntrainedParameters(compute, self.logger))
         observers += [self.eval_images, TrainBatch(self.session, self.outputs), self.baseline, self.images_table]
-        observers.append(FirstEpochVerdict(self.session, self.outputs, self.report))
-        return [*observers, PeftFolder(self.state, self.logger)]
+        return [*observers, self.report, PeftFolder(self.state, self.logger)]
 
     @property
     def progress(self) -> EpochProgress:
