@@ -1,4 +1,4 @@
-"""Writes a data set as tar shards, for -dataset=tar and for every program that reads WebDataset's format.
+"""Writes a data set as tar shards, for -dataset=tar and for programs that read WebDataset's format.
 
     python scripts/make_shards.py -dataset=imagenet2012 -data_path=/dataset/imagenet -output /fast/imagenet-tar
     python scripts/make_shards.py -dataset=folder -data_path=/dataset/birds -output /fast/birds256 -size 256
@@ -99,6 +99,7 @@ def main(argv: list[str]) -> int:
     torch.set_num_threads(1)  # images are decoded in parallel
     output = flags.output
     written = {}
+    extensions = set[str]()
     label_key, group_key = LABELS_KEY if data.multi_label else "", GROUP_KEY if data.groups else ""
     try:
         output.mkdir(parents=True)
@@ -111,6 +112,7 @@ def main(argv: list[str]) -> int:
         for name, images in splits.items():
             split = OrderedSplit(name, images, data, flags.size)
             written[name] = write_split(output, split, flags.shard_mb * 1e6, bad_images, label_key, group_key)
+            extensions |= split.extensions
         index = join(list(itertools.chain(*written.values())), label_key, group_key)
         atomic_write(output / INDEX_NAME, encode_index(index))
         atomic_write(output / INFO_FILE, json.dumps(info(written, splits["train"], label_key), indent=1))
@@ -126,6 +128,9 @@ def main(argv: list[str]) -> int:
     bad = f"; {num_bad} could not be used: see {output / 'bad_images_0.csv'}" if num_bad else ""
     images = ", ".join(f"{count} images of {name} in {len(written[name])} shards" for name, count in counts.items())
     print(f"{output}: {images}, read back{bad}")
+    if len(extensions) > 1:
+        kinds = ", ".join(f".{extension}" for extension in sorted(extensions))
+        print(f"images are {kinds}: `datasets` and Ray read shards of one kind only; -size N stores all as .ppm")
     several = " -opts DATA.MULTI_LABEL=true" * data.multi_label
     print(f"to train on them, beside the -cfg of a recipe: -dataset=tar -data_path={shlex.quote(str(output))}{several}")
     return 0
@@ -135,11 +140,13 @@ class OrderedSplit:
     """The samples of a split in the order in which they are written.
 
     order: sample indices, int64 (N,). keys: by index. size: of the shorter side of a stored image; None: stay encoded.
+    extensions: of the images that were read.
     """
 
     def __init__(self, name: str, samples: EncodedImages, data: Data, size: int | None) -> None:
         self.name, self.samples, self.data, self.size = name, samples, data, size
         self.keys = unique_keys(samples.relative_name(index, data.data_path) for index in range(len(samples)))
+        self.extensions = set[str]()
         self.order = np.arange(len(samples))
         if name == "train":
             self.order = torch.randperm(len(samples), generator=seeded_generator("tar shards")).numpy()
@@ -156,7 +163,9 @@ class OrderedSplit:
             to_pillow(pixels).save(file, "PPM")
             encoded = file.getvalue()
         kind = "PGM" if encoded.startswith(b"P5") else kind_of(encoded[:HEAD_BYTES]) or ""
-        files = {_EXTENSIONS.get(kind, kind.lower()): encoded}
+        extension = _EXTENSIONS.get(kind, kind.lower())
+        self.extensions.add(extension)
+        files = {extension: encoded}
         about = {}
         group = samples.groups[index] if samples.groups else ""
         if group:

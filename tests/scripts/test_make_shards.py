@@ -62,6 +62,10 @@ def shards_of(folder: Path, split: str = "") -> list[Path]:
     return sorted(folder.glob(f"{split}*.tar"))
 
 
+def extensions_in(folder: Path) -> set[str]:
+    return {name.rpartition(".")[2] for path in shards_of(folder) for name in tarfile.open(path).getnames()}
+
+
 def content_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -102,6 +106,13 @@ def test_webdataset_and_timm_read_all_samples(folders, cpu, split):
     assert info["class_names"] == list(CLASSES)
     assert info["splits"][split]["filenames"] == [path.name for path in shards]
     assert sum(info["splits"][split]["shard_lengths"]) == info["splits"][split]["num_samples"] == len(samples)
+
+
+def test_several_kinds_of_images_are_named_and_a_size_makes_one(folders, capsys):
+    Image.new("RGB", (20, 20)).save(folders / "train" / "cat" / "drawn.png")
+    outputs = [write(folders, "kinds"), write(folders, "one", size=16)]
+    assert [extensions_in(output) for output in outputs] == [{"cls", "jpg", "png"}, {"cls", "ppm"}]
+    assert capsys.readouterr().out.count("images are .jpg, .png: ") == 1
 
 
 def test_shards_of_another_size_are_made_from_shards(folders):
