@@ -68,7 +68,7 @@ def read_rows(source: Source, wanted: Wanted) -> Rows:
     if folds and {"train", "val"} <= splits.keys() and not source.has_folds:
         findings.append(
             f"DATA.FOLDS {folds}: {wanted.data.dataset} has a validation split here; "
-            "give the training part alone with -data_path, or remove DATA.FOLDS"
+            f"{source.way_to_folds}, or remove DATA.FOLDS"
         )
     notes = dict[Note, None]()
     for samples in splits.values():

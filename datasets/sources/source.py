@@ -58,10 +58,11 @@ class Wanted:
 class Source:
     """A data set, opened with what a run wants of it. Raises UserError: it cannot be opened.
 
-    has_folds: DATA.FOLDS are its own.
+    has_folds: DATA.FOLDS are its own. way_to_folds: advice about data with a validation split.
     """
 
     has_folds = False
+    way_to_folds = "give the training part alone with -data_path"
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted

@@ -3,6 +3,7 @@
 Tables and lists beside the folders may give the images other labels. Columns of tables: see `tables.columns`.
 """
 
+import json
 import os
 import re
 from collections import Counter, defaultdict
@@ -26,7 +27,7 @@ from datasets.sources.path_words import SPLIT_NAMES, label_in, of_level, word_in
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, to_nfc
 from datasets.sources.tables.cells import Columns, columns_option
-from datasets.sources.tables.columns import find_layout, likely_columns
+from datasets.sources.tables.columns import PLACEHOLDER, UnclearSplit, find_layout, likely_columns
 from datasets.sources.tables.files import IS_WORKBOOK, TABLE_SUFFIXES, WORKBOOK, open_columns, open_table
 from datasets.sources.tables.joins import open_for
 from datasets.sources.tables.rows import Rows, table_rows
@@ -85,7 +86,7 @@ class TableBeside(NamedTuple):
     """A table or list with labels of most of the images in a folder.
 
     labels: of the images, by their paths, by each column that may be the label. advice: for each, the flags that train
-    on it, and its classes. held_out: the images in rows of val or test, with the split.
+    on it, and its classes. held_out: the images in rows of val or test, with the split; of unclear splits, all images.
     """
 
     file: Path
@@ -119,7 +120,8 @@ class TableBeside(NamedTuple):
             return
         classes = list_names([f"{name} ({counts[name]})" for name in sorted(counts)], _MAX_NAMES)
         words = f"-dataset=csv -data_path={quote(str(place))} -opts {options}"
-        self.advice.append(f"{words} trains on its {len(counts)} classes, {classes}")
+        fill_in = f", with the value of test in place of {PLACEHOLDER}" if PLACEHOLDER in options else ""
+        self.advice.append(f"{words} trains on its {len(counts)} classes, {classes}{fill_in}")
         self.labels.append(labels)
         self.held_out.update(held_out)
 
@@ -207,10 +209,10 @@ def _labels_in(
     table = open_for(file, data)
     try:
         layout = find_layout(table, data)
-    except UserError:  # it is not clear which column has the splits
+    except UnclearSplit as error:
         if "split" in columns:
             raise
-        return _labels_in(file, {**columns, "split": None}, folder, known)
+        return _labels_of_unclear(error, file, columns, folder, known)
     labels = {}
     held_out = {}
     lacks = has_several = False
@@ -232,6 +234,17 @@ def _labels_in(
         return _labels_in(file, columns, folder, known, folder)
     has_several = has_several or (lacks and layout.is_one_hot) or data.multi_label
     return labels, held_out, _options_for(data, lacks, has_several)
+
+
+def _labels_of_unclear(
+    error: UnclearSplit, file: Path, columns: Columns, folder: Path, known: Images
+) -> tuple[Images, Images, str]:
+    """As `_labels_in`, with the split that the error of the table advises, which may be for a person to fill in."""
+    if error.is_known:
+        return _labels_in(file, {**columns, "split": error.split}, folder, known)
+    labels, _, options = _labels_in(file, {**columns, "split": None}, folder, known)
+    options = options.replace('"split": null', f'"split": {json.dumps(error.split, ensure_ascii=False)}')
+    return labels, dict.fromkeys(labels, "perhaps test"), options
 
 
 def _columns_of_several(rows: Rows, data: Data) -> list[str] | None:

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from configs.yaml_io import shorten
@@ -16,7 +17,14 @@ from datasets.sources.folders.advice import (
     tables_beside,
     unclear,
 )
-from datasets.sources.folders.class_folders import FoundFiles, Levels, has_images, list_folder, read_class_folders
+from datasets.sources.folders.class_folders import (
+    FoundFiles,
+    Levels,
+    has_class_folders,
+    has_images,
+    list_folder,
+    read_class_folders,
+)
 from datasets.sources.folders.labels import LabelledPaths, note_on_splits
 from datasets.sources.groups import suggest_groups
 from datasets.sources.path_words import SPLIT_NAMES, split_of_images, word_in
@@ -31,6 +39,7 @@ _PART = re.compile(
     r"slide|plate|well|scan|series|session|item|week|run|experiment|replicate|ds)s?(?![a-z])"
 )
 _ID = re.compile(r"(?i)[\da-f-]{16,}|\D*(\d+\D+){2}\d.*")  # a checksum, a UUID, TCGA-A1-A0SB-01Z, a date
+_SIZE = re.compile(r"(?i)\d+ ?x ?\d+")  # 2x4 3001, a brick
 _CLASS = re.compile("(?i)class|categor|label|type|grade|stage|level")
 _ALL_IMAGES = re.compile("(?i)(all|jpe?g|original|png|raw)?[ _-]*(images?|imgs?)")
 _MAX_SHOWN = 3  # folders and names in an error
@@ -71,7 +80,7 @@ def _as_parts(levels: Levels, listing: ImageFiles) -> str | None:
     """Parts of one data set, patients, or items, which are more than the images in each, differ in a number; or ids."""
     if len(levels.sizes) < 2:
         return None
-    if all(map(_ID.fullmatch, levels.sizes)):
+    if all(_ID.fullmatch(_SIZE.sub("", name)) for name in levels.sizes):
         return "the folders are ids or dates, as of slides, patients or items (docs/data.md#labels-of-folders)"
     stem, *others = {re.sub(r"\d+", "", name) for name in levels.sizes}
     if not others:
@@ -134,14 +143,16 @@ class SplitFolders:
     # names: of the folders. marked: the ones with the word of a split, by name.
     def __init__(self, given: Path) -> None:
         self.given = given
-        self.root = _pass_doubled(given)
+        list_folder(given)  # raises errors about the folder as it is given
+        self.root = _pass_outer(given)
         self.names, _ = list_folder(self.root)
         self.top = Folder("", "train", self.root, _in_nfc(self.names))
         self.marked = {}
         for name in self.names:
-            if word := self.word_of(name):
-                path = _pass_doubled(self.root / name)
+            if word := word_in(name):
+                path = _pass_outer(self.root / name)
                 self.marked[name] = Folder(name, word, path, _in_nfc(FoundFiles(path).top()[0]))
+        self.marked = self.kept(self.marked)
         fitting = [*filter(None, (self._as_splits(), self._as_classes()))]
         if len(fitting) != 1:
             problem = "it is not clear which folders are classes, or train/, val/ and test/ with class folders"
@@ -151,9 +162,9 @@ class SplitFolders:
         test = (self.named("test") | self.splits).get("test")
         self.test = test and test.path
 
-    def word_of(self, name: str) -> str | None:
-        """The split of a folder of this name."""
-        return word_in(name)
+    def kept(self, marked: dict[str, Folder]) -> dict[str, Folder]:
+        """The folders that may be splits."""
+        return marked
 
     def named(self, split: str) -> Splits:
         return self.choose(split, [folder for folder in self.marked.values() if folder.is_named])
@@ -256,7 +267,8 @@ class SplitFolders:
         """
         if not any(isinstance(one, UserError) for one in listing.findings):  # all folders could be listed
             levels = Levels(listing.sizes)
-            for rule in self.wrong_levels:
+            rules = [rule for rule in self.wrong_levels if rule != _as_parts or not self._share_folders()]
+            for rule in rules:
                 if problem := rule(levels, listing):
                     return unclear(self.given, listing.root, problem, _is_data_set)
         if not trains:
@@ -273,8 +285,18 @@ class SplitFolders:
                 return table._replace(advice=[advice]).or_folders(listing, self.given)
         return None
 
+    def _share_folders(self) -> bool:
+        """Whether splits have the same folders: of classes, as a patient or an item is in one."""
+        return _have_same_folders([*self.splits.values()])
+
     def _notes_on_folders(self, unread: Sequence[str]) -> Iterator[Note]:
         """The folder of each split, and those that are not read; a training split that is read as a class."""
+        outer = self.root
+        while outer != self.given:
+            outer = outer.parent
+            beside = [name for name in FoundFiles(outer).top()[0] if has_images(outer / name)]
+            if len(beside) > 1:
+                yield Note("warning", f"{outer}: of {list_names(beside)}, only {self.root} is read")
         if unread or any(folder.name not in (split, "") for split, folder in self.splits.items()):
             yield note_on_splits(self.root, self.folders, unread)
         if self.folders.get("train") != self.root:
@@ -289,12 +311,17 @@ def _in_nfc(names: Iterable[str]) -> frozenset[str]:
 
 
 class ConfirmedFolders(SplitFolders):
-    """With DATA.CLASS_FOLDERS: only folders with the names of `SPLIT_NAMES` are splits, all others are classes."""
+    """With DATA.CLASS_FOLDERS: folders with the names of `SPLIT_NAMES` are splits, and folders with the words of splits
+    if they have the same folders in them; all others are classes.
+    """
 
     wrong_levels = (_as_lone_folder,)
 
-    def word_of(self, name: str) -> str | None:
-        return SPLIT_NAMES.get(name.lower())
+    def kept(self, marked: dict[str, Folder]) -> dict[str, Folder]:
+        by_word = {folder.word: folder for folder in marked.values() if folder.word != "none"}
+        if "train" in by_word and len(by_word) == len(marked) and _have_same_folders([*by_word.values()]):
+            return marked
+        return {name: folder for name, folder in marked.items() if folder.is_named}
 
     def bare(self) -> list[str]:
         return []
@@ -356,14 +383,38 @@ class ImageFolders(Source):
         return "test" in found.folders, None
 
 
-def _pass_doubled(folder: Path) -> Path:
-    """The folder, or the folder of the same name in it if that is all: `x/x`, as unzip makes it."""
+def _have_same_folders(splits: Sequence[Folder]) -> bool:
+    first, *others = splits
+    return bool(others) and all(len(first.inside) > 1 and one.inside == first.inside for one in others)
+
+
+def _pass_outer(folder: Path) -> Path:
+    """The folder, or the folder in it that is all: of the same name, as unzip makes it, or the only one with images,
+    such as images/{cat,dog} or ants/{train,val}; or the only one with train and others, beside images without folders.
+    """
     found = FoundFiles(folder)
     folders, files = found.top()
-    name = to_nfc(os.path.basename(os.path.abspath(folder))).casefold()
-    if [to_nfc(one).casefold() for one in folders] != [name] or any(found.is_image(folder, file) for file in files):
+    if any(found.is_image(folder, file) for file in files):
         return folder
-    return _pass_doubled(folder / folders[0])
+    name = to_nfc(os.path.basename(os.path.abspath(folder))).casefold()
+    if [to_nfc(one).casefold() for one in folders] == [name]:
+        return _pass_outer(folder / folders[0])
+    full = [*islice((one for one in folders if has_images(folder / one)), 3)]
+    if any(map(word_in, full)):
+        return folder
+    outer = full if len(full) == 1 else [one for one in full if _has_splits(folder / one)]
+    others = [one for one in full if one not in outer and FoundFiles(folder / one).top()[0]]
+    if len(outer) != 1 or others or len(full) > 2 or not has_class_folders(folder / outer[0]):
+        return folder
+    inside = FoundFiles(folder / outer[0]).top()[0]
+    if all(re.search(r"\d", one) and not word_in(one) for one in inside):  # perhaps patients
+        return folder
+    return _pass_outer(folder / outer[0])
+
+
+def _has_splits(folder: Path) -> bool:
+    words = [SPLIT_NAMES.get(name.lower()) for name in FoundFiles(folder).top()[0]]
+    return len(words) > 1 and "train" in words and all(words)
 
 
 def _is_data_set(folder: Path) -> bool:

@@ -27,7 +27,7 @@ from datasets.sources.source import Source, Wanted, without_labels
 from datasets.sources.split import History, knows_some
 from datasets.sources.tables.cells import UNKNOWN_MARK, columns_option, multi_hot
 from datasets.sources.tables.columns import find_layout
-from datasets.sources.tables.files import LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList, read_lines
+from datasets.sources.tables.files import FOLDERS, LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList, read_lines
 from datasets.sources.tables.joins import MEDIA, is_camera_package, open_for
 from datasets.sources.tables.places import mend
 from datasets.sources.tables.rows import Rows, table_rows
@@ -67,6 +67,8 @@ class Tables(Source):
         listing = read_table(parts[split], of_train, self.wanted)
         if self.reads_train and split in ("train", "all"):
             table = parts[split].table
+            if table.only_test:
+                raise table.only_test
             listing.notes += suggest_groups(listing, self.data, table, self.uncut is not None)
             if self.uncut and "split" not in self.data.given_columns:
                 listing.notes += _notes_on_lists(table)
@@ -101,12 +103,29 @@ class Tables(Source):
         tables = self.find()
         parts = {split: Part(table, self.data) for split, table in tables.items()}
         whole = "all" if "all" in tables else "train"
-        if "val" in tables or whole not in tables:
+        if whole not in tables:
             return parts
-        splits = {*find_layout(tables[whole], self.data).split_of.values()}
+        layout = find_layout(tables[whole], self.data)
+        splits = {*layout.split_of.values()}
+        if "val" in tables:  # of train.csv, rows of val and test are not trained on
+            if "val" in splits and layout.split != FOLDERS:
+                text = f"rows of val in column {layout.split} are not read, beside {tables['val'].file}"
+                tables[whole].notes.append(Note("screen", f"{tables[whole].file}: {text}"))
+            splits = splits - {"val"} if layout.split != FOLDERS else set()
         if splits:
             del parts[whole]
-        return parts | {split: Part(tables[whole], self.data, split) for split in splits}
+        return {split: Part(tables[whole], self.data, split) for split in splits} | parts
+
+    @property
+    def way_to_folds(self) -> str:  # type: ignore[override]
+        """For a column of splits, the option that joins train and val."""
+        table = self.splits["train"].table
+        layout = find_layout(table, self.data)
+        if self.splits["val"].table != table or layout.split in (None, FOLDERS):
+            return super().way_to_folds
+        tests = sorted({text for text in table.column(layout.split) if layout.split_of[text.lower()] == "test"})
+        split = {"column": layout.split, "test": tests} if tests else None
+        return f"-opts {columns_option(self.data, {'split': split})} joins train and val"
 
     def find_test(self) -> tuple[bool, str | None]:
         part = None
@@ -199,7 +218,7 @@ def read_table(part: Part, train_part: Part, wanted: Wanted) -> ImageFiles:
     notes = [*rows.notes]
     problem = "is not a class number; number the classes from 0, or write names only"
     if has_names:
-        problem = f"is not in {train_rows.file}; correct it, or add it there"
+        problem = _problem_of_names(rows, train_rows)
         notes += _notes_on_names(train_rows.file, class_names)
     labels_of = [[label_of.get(name, -1) for name in names] for names in names_of]
     findings = [*rows.findings]
@@ -229,6 +248,13 @@ def read_table(part: Part, train_part: Part, wanted: Wanted) -> ImageFiles:
     return _with_repeated(listing, kind)
 
 
+def _problem_of_names(rows: Rows, train_rows: Rows) -> str:
+    """Of a label that the training lacks."""
+    if rows.file == train_rows.file:
+        return "has no row of train; correct it, or add one"
+    return f"is not in {train_rows.file}; correct it, or add it there"
+
+
 def _named_as_before(rows: Rows, train_rows: Rows, history: History) -> dict[str, np.ndarray]:
     """The names and files of images as arrays, with the names that the run of the history gave them.
 
@@ -241,7 +267,7 @@ def _named_as_before(rows: Rows, train_rows: Rows, history: History) -> dict[str
     files = train_rows.files
     if known and not knows_some(known, [names[index] for index in few]):
         for base in (rows.root, rows.file.parent, rows.file.parent.parent):
-            if knows_some(known, _relative_to(base, rows.root, [files[index] for index in few])):
+            if knows_some(known, _relative_to(base, train_rows.root, [files[index] for index in few])):
                 before = StringPacker(_relative_to(base, rows.root, rows.files))
                 return listing_arrays(before) | to_arrays(rows.files, "places")
     return listing_arrays(rows.names) | rows.arrays()

@@ -196,11 +196,14 @@ class ParquetTable(Table):
         kinds = {one.name: str(one.type) for one in schema}
         images = [name for name, kind in kinds.items() if _IMAGES.fullmatch(kind)]
         usable = [name for name in images if given in (None, name)]
+        named = [name for name in usable if re.fullmatch("(?i)images?|imgs?|photos?", name)]
+        usable = named if len(named) == 1 else usable
         if len(usable) != 1:
             problem = f"the columns of images (binary, or a struct with bytes) are {shorten(images)}"
             fix = "write the content of the image files as binary, or read tar shards beside it with -dataset=tar"
             if images:
-                fix = f"name one: -opts {shlex.quote(f'DATA.COLUMNS={{path: {images[0]}}}')}"
+                options = [f"-opts {shlex.quote(f'DATA.COLUMNS={{path: {name}}}')}" for name in images]
+                fix = f"name one: {' or '.join(options)}"
             raise UserError(f"{self.file}: {problem} of {_list_types(kinds)}; {fix}")
         self._flat = [name for name, kind in kinds.items() if _FLAT.fullmatch(kind)]
         others = without(kinds, (*self._flat, *images))

@@ -37,7 +37,7 @@ class CellValues(dict[str, int | None]):
         plain = _plain(text)
         if plain in self._named:
             value = self._named[plain]
-        elif self._threshold is not None and _NUMBER.fullmatch(plain):
+        elif self._threshold is not None and _NUMBER.fullmatch(plain) and not (plain == "-1" and self._threshold > 0):
             value = int(float(plain) >= self._threshold)
         else:
             value = _VALUES.get(plain, UNREAD)

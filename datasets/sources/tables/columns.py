@@ -1,7 +1,7 @@
 """The meaning of the columns of a table: paths, labels, splits; by DATA.COLUMNS, their names, and their values."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from itertools import chain
 from typing import Any
@@ -58,7 +58,26 @@ _NAME_OF_SPLITS = re.compile(
     rf"{_SPLIT_FLAG.pattern}|(data|train|val|test)*(split|partition)s?(name|id|set|type)?\d*|(sub)?set"
 )
 Split = tuple[str | None, Mapping[str, str]]  # `Layout.split` and `split_of`
-_SPLIT_WORDS = {**SPLIT_NAMES, "dev": "val", "eval": "val", "evaluation": "val"}
+_SPLIT_WORDS = {
+    **SPLIT_NAMES, "tr": "train", "trn": "train", "va": "val", "dev": "val", "eval": "val", "evaluation": "val",
+    "te": "test", "tst": "test", "holdout": "test", "hold-out": "test", "hold_out": "test", "held_out": "test",
+}  # fmt: skip
+PLACEHOLDER = "VALUE"  # in an option, of a value that only a person knows
+
+
+class UnclearSplit(UserError):
+    """A column of splits whose values have no one meaning.
+
+    split: DATA.COLUMNS' key that reads it; `PLACEHOLDER` is in it where its values do not say which one is the test.
+    """
+
+    def __init__(self, text: str, split: Any) -> None:
+        super().__init__(text)
+        self.split = split
+
+    @property
+    def is_known(self) -> bool:
+        return not isinstance(self.split, dict) or [PLACEHOLDER] not in self.split.values()
 
 
 def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
@@ -281,6 +300,9 @@ def _find_split(table: Table, others: Sequence[str], values: Values, given: Colu
     for name in (*usable, FOLDERS):
         if name in several:
             return name, several[name]
+    for name in others:
+        if _NAME_OF_SPLITS.fullmatch(_plain(name)) and {*splits[name].values()} in ({"val"}, {"test"}):
+            table.only_test = _wrong_values(table, name, "no row is of train", data)
     return None, {}
 
 
@@ -310,22 +332,35 @@ def _split_by_values(table: Table, given: Columns, data: Data) -> dict[str, str]
     return dict.fromkeys(known, "train") | part_of
 
 
-def _wrong_values(table: Table, column: str, problem: str, data: Data) -> UserError:
-    """The error about a column of splits that names its values, their numbers of rows, and a way to list them."""
+def _wrong_values(table: Table, column: str, problem: str, data: Data) -> UnclearSplit:
+    """The error about a column of splits that names its values, their numbers of rows, and a way to list them.
+
+    How many rows have a value is no evidence of its split.
+    """
     counts = Counter(table.column(column)).most_common()
     shown = list_names([f"{value} ({rows})" for value, rows in counts])
-    advised: Columns = {"split": None}
+    split: Any = None
     fix = "trains on all rows"
-    if _splits_of(column, dict(counts)):
-        advised = {"split": column}
+    if len({*_splits_of(column, dict(counts)).values()}) > 1:
+        split = column
         fix = "reads it (null: trains on all rows)"
     elif len(counts) > 1:
-        listed = {part: [value for value, _ in counts if word_in(value) == part] for part in ("val", "test")}
-        parts = {part: of for part, of in listed.items() if of} or {"test": [counts[-1][0]]}
-        advised = {"split": {"column": column, **parts}}
+        split = {"column": column, **_parts_of([value for value, _ in counts])}
         fix = "reads these rows (null in place of {...}: splits by no column)"
-    found = f"DATA.COLUMNS split {shorten(column)}: {problem}; it has {shown}"
-    return UserError(f"{table.file}:1: {found}; -opts {columns_option(data, advised)} {fix}")
+    error = UnclearSplit(f"DATA.COLUMNS split {shorten(column)}: {problem}; it has {shown}", split)
+    if not error.is_known:
+        fix = f"reads these rows, with the value of test, or of val, in place of {PLACEHOLDER} {fix[17:]}"
+    error.args = (f"{table.file}:1: {error}; -opts {columns_option(data, {'split': split})} {fix}",)
+    return error
+
+
+def _parts_of(values: Iterable[str]) -> dict[str, list[str]]:
+    """The values of val and of test by their words; `PLACEHOLDER` if no value has one, or one has none of a split."""
+    found = defaultdict(list)
+    for value in values:
+        found[_SPLIT_WORDS.get(value.lower()) or word_in(value) or ""].append(value)
+    known = {part: found[part] for part in ("val", "test") if found[part]}
+    return known if known and not found[""] else {"test": [PLACEHOLDER]}
 
 
 def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:

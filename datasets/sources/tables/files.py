@@ -111,6 +111,7 @@ class Table:
     unread = ""  # about columns that are not read, for errors
     cut_line = 0  # the last line if it has fewer fields than the header and no line end: perhaps cut off
     layout: Layout | None = None  # see `columns.find_layout`
+    only_test: UserError | None = None  # that all rows are of test or val, for trainings
 
     def __init__(self, file: Path, header: Iterable[str] = ()) -> None:
         self.file = file

@@ -124,11 +124,22 @@ def assert_refused(call, *parts):
     assert not any("\n" in message or len(message) > 600 for message in messages)
 
 
+COMMAND = r"(?:-(?:dataset|data_path|opts) ?(?:'[^']*'|[^\s';:]+)(?: ?'[^']*'| DATA[^\s';]+)*[ ]?)+"
+
+
+def claims(message: str) -> list[tuple[int, dict[str, int]]]:
+    """What an error says about each command line that it advises: the number of classes, and of images of a class."""
+    found = []
+    for text in re.split(COMMAND, message)[1:]:
+        classes = re.search(r"(\d+) classes, (.*)", text)
+        images = re.findall(r"'([^']+) \((\d+)\)'", classes[2]) if classes else []
+        found.append((int(classes[1]) if classes else 0, {name: int(number) for name, number in images}))
+    return found
+
+
 def typed(message: str, given: Data) -> list[Data]:
     """The options of a run with each command line that an error advises, typed after the given ones."""
-    advised = re.findall(
-        r"(?:-(?:dataset|data_path|opts) ?(?:'[^']*'|[^\s';:]+)(?: ?'[^']*'| DATA[^\s';]+)*[ ]?)+", message
-    )
+    advised = re.findall(COMMAND, message)
     path = [] if "-data_path" in "".join(advised) else [f"-data_path={given.data_path}"]
     lines = [config_for(*path, *shlex.split(words)).data for words in advised]
     return [given.model_copy(update={name: getattr(one, name) for name in one.model_fields_set}) for one in lines]

@@ -37,7 +37,7 @@ ChestX-ray14 | parts | Data_Entry.csv | Image,Finding Labels,Follow-up #,Patient
 in another folder | one | meta/labels.csv | image,label | {path},{label} |
 PAD-UFES-20 | one | metadata.csv | patient_id,lesion_id,smoke,diagnostic,img_id,biopsed \
     | PAT_{number},1,False,{label},{name},True |
-AffectNet | M | training.csv | subDirectory_filePath,face_x,expression,valence | {inner},134,{label},-0.5 |
+AffectNet | M | training.csv | subDirectory_filePath,face_x,expression,valence | {inner},134,{label},-0.5 | 6
 """
 NO_WORD = """
 name | table | header | row

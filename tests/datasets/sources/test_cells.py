@@ -160,3 +160,10 @@ WRONG = ["{cells: {x: 1}}", "{label: ant, threshold: 1}", LISTED % ", cells: {x:
 def test_wrong_options(columns, table):
     with pytest.raises(ValueError, match=r"COLUMNS: (cells|threshold)"):
         read(table(), columns)
+
+
+def test_a_threshold_does_not_decide_about_minus_one(table):
+    """-1 is unknown in many tables."""
+    file = table("-1,0.2,0.7")
+    assert "'-1' (1)" in line_of(read, file, parse_value(LISTED % ", threshold: 0.5"))
+    assert target_of(read(file, LISTED % ", threshold: 0.5, cells: {-1: 0}"), "12.png") == [0, 0, 1]

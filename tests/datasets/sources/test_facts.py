@@ -18,7 +18,7 @@ import test_known_sets
 import test_labels
 import test_tables
 from conftest import cells_of
-from source_helpers import names_of, options, read_splits, tree, typed
+from source_helpers import claims, names_of, options, read_splits, tree, typed
 from test_trees import REFUSED, TRAINED
 
 from configs.yaml_io import parse_value
@@ -177,36 +177,45 @@ def readings(root):
 
 
 def facts_of(root, data):
-    """A line for each split: its rows, those of each class, its folder, the first and the last name, its groups."""
+    """A line for each split: its rows, those of each class, its folder, the first and the last name, its groups; the
+    question or the lines of the screen; the images of each class.
+    """
     try:
         splits = read_splits(data)
     except UserError as error:
-        return None, str(error)
+        return None, str(error), {}
     parts = []
+    images = Counter[str]()
     for samples, split in zip(splits, ("train", "val", "test"), strict=False):
         names = samples.class_names
         if samples.targets.ndim == 1:
             counts = Counter(names[label] for label in samples.targets)
         else:
             counts = dict(zip(names, (samples.targets > 0).sum(0).tolist(), strict=True))
+        images.update(counts)
         of_classes = " ".join(f"{name}={counts[name]}" for name in names)
         paths = sorted(names_of(samples))
         place = os.path.relpath(samples.root, root)
         groups = f", {len({*samples.groups})} groups" if samples.groups else ""
         parts.append(f"{split} {len(samples)} of {of_classes} in {place}: {paths[0]} - {paths[-1]}{groups}")
-    return "; ".join(parts), " ".join(note.text for note in splits[0].notes if note.kind == "screen")
+    questions = " ".join(note.text for note in splits[0].notes if note.kind == "screen")
+    return "; ".join(parts), questions, dict.fromkeys(splits[0].class_names, 0) | images
 
 
 def lines_of(root):
     for name, data in readings(root):
         place = root / Path(data.data_path).relative_to(root).parts[0]
-        facts, text = facts_of(place, data)
+        facts, text, _ = facts_of(place, data)
         yield f"{name} | {facts or 'asks'}"
-        for given in typed(text, data):
+        for given, (number, images) in zip(typed(text, data), claims(text), strict=True):
             changes = {key: getattr(given, key) for key in sorted(given.model_fields_set)}
             shown = {key: value for key, value in changes.items() if value != getattr(data, key)}
             option = str(shown).replace(str(place), "DIR")
-            yield f"{name}, {option} | {facts_of(place, given)[0] or 'asks'}"
+            found, _, of_classes = facts_of(place, given)
+            yield f"{name}, {option} | {found or 'asks'}"
+            if found and number:  # the option is read as the question says
+                assert number == len(of_classes), (name, option, text)
+                assert images.items() <= of_classes.items(), (name, option, text)
 
 
 @pytest.mark.slow

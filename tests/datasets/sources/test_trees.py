@@ -43,6 +43,14 @@ two cases | {dog,Dog} | Dog dog | 6 2 | 1
 masks | {a,b}/{0,1,2}{,_mask}.png | a b | 10 2 | 1
 other kinds | {a,b}/{0,1,2}.{jpg,png} | a b | 10 2 | 1
 a few copies | {a,b}/{0,1,2,3}.jpg {a,b}/0_copy.jpg | a b | 8 2 | 0
+splits beside examples | Dataset/{train,val}/{a,b} Examples | a b | 8 8 | 1
+splits in one folder | ants/{train,val}/{a,b} | a b | 8 8 | 0
+one folder in splits | {train,val}/Dataset/{a,b} | a b | 8 8 | 0
+NEU-DET, unzipped | N/{train,validation}/images/{crazing,scratches} | crazing scratches | 8 8 | 0
+DTD | images/{banded,braided} labels/{train,val,test}{1,2}.txt! imdb/imdb.mat! | banded braided | 6 2 | 1
+items in both splits | {train_images,test_images}/{item1,item2} | item1 item2 | 6 2 8 | 0
+slides in both | {seg_train,seg_test}/{TCGA-A1-A0SB-01Z,TCGA-B2-C0-01Z} | TCGA-A1-A0SB-01Z TCGA-B2-C0-01Z | 6 2 8 | 0
+bricks | {2x4_3001,2x2_3003} | 2x2_3003 2x4_3001 | 6 2 | 0
 names of masks | {a,b}/{cat_0,cat_1,mask_0,mask_1,3_mask}.jpg | a b | 8 2 | 0
 """
 
@@ -68,10 +76,7 @@ MURA | {train,valid}/XR_{WRIST,HAND}/patient0000{1,2,3}/study1_{negative,positiv
 sites | site{A,B,C}/{a,b} color/{a,b} | color | ALL
 three varieties | rose/{red,white} tulip/{red,yellow} lily/{white,pink} | lily | ALL
 most images | Dataset/{0,1,2,3,4,5,6,7,8,9} Examples | Dataset | ALL
-most images in splits | Dataset/{train,val}/{a,b} Examples | Dataset | ALL
-splits in one | ants/{train,val}/{a,b} | ants |
 flowers | {daisy,rose} flowers/{daisy,rose} | flowers | ALL
-DTD | images/{banded,braided} labels/{train,val,test}{1,2}.txt! imdb/imdb.mat! | images |
 GTSRB | Train/{0,1,2,3} Test Meta {Train,Test,Meta}.csv! | Train | ALL
 Flowers-102 | jpg {imagelabels,setid}.mat! |  | torchvision/NAME
 two trainings | {images_train,masks_train,images_test}/{a,b} | images_train masks_train |
@@ -88,7 +93,6 @@ no training | {validation,test}/{a,b} |  |
 other classes in val | train/{cat,dog} val/{Cat,Dog} | train |
 test alone | test/{cat,dog} | test |
 flat splits | {train,val} |  |
-wrong folder | {train,val}/Dataset/{a,b} |  | DATA.LABELS=^[^/]+/[^/]+/([^/]+)/
 COVID-19 Radiography | {COVID,Normal}/{images,masks} list.xlsx! |  | ALL
 CIFAR-10 | data_batch_1! test_batch! |  | torchvision/NAME
 images and masks | images masks |  | ALL

@@ -1,0 +1,93 @@
+"""Rows of test or holdout are never trained on in silence: a column of splits is read, or it is a question."""
+
+import pytest
+from conftest import each_row, line_of, refused, told
+from source_helpers import classes_of, names_of, options, read_splits, tree, typed, write_table
+
+NUMBERS = range(20)
+# The column, its values in turn, the images of train and val, of test; or the value of test that only a person knows
+COLUMNS = """
+column | values | sizes | unknown
+split | train train train holdout | 15 0 5 |
+split | holdout holdout holdout train | 5 0 15 |
+split | tr tr tr te | 15 0 5 |
+split | tr tr va te | 10 5 5 |
+split | 0 0 0 1 | 15 0 5 | 1
+split | pool pool pool labeled_train | 15 0 5 | labeled_train
+split | train train x9 x9 | 10 0 10 | x9
+train | TRAIN TRAIN TRAIN TEST | 15 0 5 |
+"""
+
+
+def write(root, images, column, values):
+    tree(root, *images)
+    rows = [f"{path},{'xy'[n // 4 % 2]},{values[n % len(values)]}" for n, path in enumerate(images)]
+    write_table(root / "labels.csv", rows, f"path,label,{column}")
+
+
+@each_row(COLUMNS)
+@pytest.mark.parametrize("place", ["labels.csv", "."])
+def test_words_of_splits(column, values, sizes, unknown, place, tmp_path):
+    """Of a table, and of one beside folders, whose command is the one of the table alone."""
+    images = [f"p{n % 2}/{n}.png" for n in NUMBERS]
+    write(tmp_path, images, column, values.split())
+    given = options(tmp_path / place, dataset="folder")
+    if place == "." or unknown or column == "train":
+        message = line_of(read_splits, given)
+        assert ("VALUE" in message) == bool(unknown)
+        given = typed(message.replace("VALUE", unknown), given)[0]
+    splits = read_splits(given)
+    of_train, of_val, of_test = map(int, sizes.split())
+    assert len(splits[0]) + len(splits[1]) == of_train + of_val
+    assert of_val in (0, len(splits[1]))
+    assert len(splits[2]) == of_test
+
+
+@each_row(COLUMNS)
+def test_a_column_of_splits_beside_class_folders_is_a_question(column, values, sizes, unknown, tmp_path):
+    """Also if the labels are those of the folders."""
+    images = [f"{'xy'[n // 4 % 2]}/{n}.png" for n in NUMBERS]
+    write(tmp_path, images, column, values.split())
+    given = options(tmp_path, dataset="folder")
+    of_table, of_folders = typed(line_of(read_splits, given).replace("VALUE", unknown), given)
+    assert len(read_splits(of_table)[2]) == int(sizes.split()[2])
+    assert sum(map(len, read_splits(of_folders))) == 20
+
+
+@pytest.mark.parametrize("others", [["val"], ["val", "test"]])
+def test_rows_of_test_in_the_table_of_train_are_not_trained_on(others, tmp_path):
+    tree(tmp_path, *(f"{n}.png" for n in NUMBERS))
+    parts = ["train", "train", "val", "test"]
+    rows = [f"{n}.png,{'xy'[n // 4 % 2]},{parts[n % 4]}" for n in range(16)]
+    write_table(tmp_path / "train.csv", rows, "path,label,split")
+    for number, name in enumerate(others):
+        write_table(tmp_path / f"{name}.csv", [f"{16 + 2 * number + n}.png,{'xy'[n]}" for n in (0, 1)], "path,label")
+    train, val, test = read_splits(options(tmp_path, dataset="csv"))
+    assert len(train) == 8
+    assert names_of(val) == ["16.png", "17.png"]
+    assert names_of(test) == (["18.png", "19.png"] if "test" in others else ["3.png", "7.png", "11.png", "15.png"])
+    assert told(train.notes, "rows of val in column split are not read", "screen")
+
+
+def test_a_table_of_test_rows_alone_is_not_trained_on(tmp_path, cpu):
+    write(tmp_path, [f"{n}.png" for n in NUMBERS], "split", ["test"])
+    given = options(tmp_path / "labels.csv")
+    (all_rows,) = typed(line_of(read_splits, given), given)
+    assert sum(map(len, read_splits(all_rows))) == 20
+
+
+def test_a_class_without_rows_of_train_is_named_so(tmp_path):
+    tree(tmp_path, *(f"{n}.png" for n in NUMBERS))
+    rows = [f"{n}.png,{'c' if n == 19 else 'xy'[n % 2]},{'val' if n > 14 else 'train'}" for n in NUMBERS]
+    write_table(tmp_path / "labels.csv", rows, "path,label,split")
+    with refused("labels.csv:21: .*'c' has no row of train"):
+        read_splits(options(tmp_path / "labels.csv"))
+
+
+def test_the_way_to_folds_of_a_table_with_splits_joins_train_and_val(tmp_path):
+    write(tmp_path, [f"{n}.png" for n in NUMBERS], "split", ["train", "train", "train", "train", "val", "test"])
+    given = options(tmp_path / "labels.csv", folds=3, fold=0)
+    (advised,) = typed(line_of(read_splits, given), given)
+    train, val, test = read_splits(advised)
+    assert len(train) + len(val) == 17
+    assert [*classes_of(test)] == ["5.png", "11.png", "17.png"]
