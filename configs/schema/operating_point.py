@@ -11,7 +11,8 @@ _Share = Annotated[float, Field(gt=0, lt=1)]
 class Goal(BaseModel):
     """The class of an operating point, and the sensitivity or the specificity that its threshold reaches.
 
-    groups: whether a group has the class if any of its images has it.
+    groups: whether a group has the class if any of its images has it. by_limit: whether the one-sided 95% limit of
+    Clopper and Pearson reaches it, so that most such thresholds reach it on other images.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
@@ -19,6 +20,7 @@ class Goal(BaseModel):
     sensitivity: _Share | None = None
     specificity: _Share | None = None
     groups: Literal["any"] | None = None
+    by_limit: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -28,9 +30,9 @@ class Goal(BaseModel):
 
     @property
     def title(self) -> str:
-        """'95% specificity' of 0.95."""
+        """'95% specificity' of 0.95, or '95% specificity by its limit'."""
         figure = "specificity" if self.specificity else "sensitivity"
-        return f"{100 * getattr(self, figure):g}% {figure}"
+        return f"{100 * getattr(self, figure):g}% {figure}{' by its limit' * self.by_limit}"
 
 
 class OperatingPoint(Goal):

@@ -181,7 +181,8 @@ def decision_to_entries(decision: Decision) -> dict[str, Any]:
         key = TEMPERED_POINT
         entries[TEMPERATURE] = decision.temperature
     if decision.point:
-        entries[key] = decision.point.model_dump(by_alias=True, exclude={"name"}) | {"name": decision.point.name}
+        left_out = {"name"} if decision.point.by_limit else {"name", "by_limit"}  # which earlier versions refuse
+        entries[key] = decision.point.model_dump(by_alias=True, exclude=left_out) | {"name": decision.point.name}
     return entries
 
 

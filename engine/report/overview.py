@@ -8,9 +8,10 @@ from typing import Any
 from configs.schema.data import properties_of
 from configs.schema.operating_point import probability_of
 from engine.report.charts import number, percent
-from engine.report.contents import Evaluation, RunContents
+from engine.report.contents import Evaluation, RunContents, points
 from engine.report.verdict import command_of, verdict_of
 from engine.run import facts
+from engine.run.facts import SPLITS
 from engine.run.record import BASELINES
 from utils.metric_table import METRICS
 from utils.notes import UNFINISHED
@@ -106,9 +107,23 @@ def _interval_in(values: Mapping[str, Any], key: str = "interval") -> str:
     return f"no interval: {reason}" if reason else interval_text(values.get(key))
 
 
+def choice_on(run: RunContents, evaluation: Evaluation) -> str:
+    """What was chosen on the images of a figure, 'best of 20 epochs on these images: too good'; '' of test images."""
+    chosen = []
+    epochs = len(points(run.epochs, "epoch", f"val_{run.metric.name}"))
+    if epochs > 1:
+        chosen.append(f"best of {epochs} epochs")
+    if run.is_multi_label and run.metric.kind in ("mean", "share") and run.metric.is_percent:
+        chosen.append("thresholds")
+    if run.is_evaluation or not chosen or evaluation.split == SPLITS["test"]:
+        return ""
+    return f"{' and '.join(chosen)} chosen on these images: too good"
+
+
 def score_text(run: RunContents, evaluation: Evaluation, score: float | None) -> str:
     """'97.83%, 95% interval 95.72 to 98.92%': the metric that decides."""
-    return ", ".join(filter(None, [run.metric.text(score), interval_of(run, evaluation)]))
+    texts = [run.metric.text(score), interval_of(run, evaluation), choice_on(run, evaluation)]
+    return ", ".join(filter(None, texts))
 
 
 def _result_tile(
@@ -123,7 +138,7 @@ def _result_tile(
     title = run.metric.title
     samples = number(evaluation.values.get("samples"))
     images = " ".join(filter(None, [samples, kind.removeprefix("best "), of]))
-    remarks = filter(None, [interval_of(run, evaluation), remark])
+    remarks = filter(None, [interval_of(run, evaluation), choice_on(run, evaluation), remark])
     name = f"{kind} {title}".strip()
     words = f"{_IN_WORDS.get(run.metric.name, title)}, of {images}"
     return Tile(name, run.metric.text(score), "; ".join(remarks), words)
@@ -187,6 +202,8 @@ def _point_tiles(evaluation: Evaluation, split: str) -> list[Tile]:
         if logit is not None:
             place = "on these images" if evaluation.values.get("chooses_point") else "in validation"
             chosen = f"chosen {place} for {point.get('goal')}"
+            if evaluation.split != SPLITS["test"] and not point.get("by_limit"):
+                chosen += ", which half of such thresholds miss on other images"
             remark = "; ".join([*figures, f"from p {probability_of(logit):.4g} on", chosen])
         name = f"{split} sensitivity, {positive}".strip()
         tiles.append(Tile(name, sensitivity, remark, f"{positive} recognized"))

@@ -3,7 +3,7 @@
 import base64
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from mimetypes import guess_type
 from pathlib import Path
@@ -90,7 +90,7 @@ def results(runs: Sequence[RunContents]) -> tuple[list[str], list[list[str]], li
     names = sorted((name for row in rows for name in row), key=lambda name: name not in found)
     header = [*dict.fromkeys(names)]
     cells = [[*(row.get(name, "") for name in header), run.short_status] for row, run in zip(rows, runs, strict=True)]
-    return [*header, "state"], cells, _notes_on_images(runs) + learning_curve(runs)
+    return [*header, "state"], cells, _notes_on_images(runs) + _note_on_choice(runs) + learning_curve(runs)
 
 
 def evaluated_images(run: RunContents) -> tuple[int, str] | None:
@@ -114,6 +114,16 @@ def _notes_on_images(runs: Sequence[RunContents]) -> list[str]:
             named = ", ".join(f"{number:,} of {name}" for (number, _), name in found.items())
             notes.append(f"The {split} images or their labels differ, so that the figures cannot be compared: {named}")
     return notes
+
+
+def _note_on_choice(runs: Sequence[RunContents]) -> list[str]:
+    """A line if several trainings have a figure of the same images."""
+    numbers = Counter(evaluated_images(run) for run in runs if not run.is_evaluation and run.score is not None)
+    most = max(numbers.values(), default=0)
+    if most < 2:
+        return []
+    text = f"The best of {most} runs, chosen on the same images, is too good by chance"
+    return [f"{text}: compare means over seeds, or test images"]
 
 
 def _given(run: RunContents) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import CPU, TINY_VIT, cells_of, config_for, each_value, evaluate, log_of, refused, run_here, train
 from scipy.special import expit
-from scipy.stats import binomtest
+from scipy.stats import beta, binomtest
 from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
 from test_evaluation_files import Noise, read_table
 from test_results import results_for, results_of, stored_decision
@@ -22,7 +22,7 @@ from engine.checkpoint.weights_record import check_description, decision_to_entr
 from engine.evaluation.calibration import temper
 from engine.evaluation.intervals import figures_at
 from engine.evaluation.predictions import Predictions
-from engine.evaluation.results import MIXED_LABELS, SampleResults, mean_by_group
+from engine.evaluation.results import MIXED_LABELS, SampleResults, choose_threshold, mean_by_group, results_of_scores
 from engine.plan.decision import note_on_goal, operating_goal
 from scripts.export import main as export
 from tests.datasets.sources.source_helpers import write_patients
@@ -387,3 +387,15 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     assert "decision" not in read_rows(tmp_path / "r/groups.csv")[0]  # as an evaluation has none
     run_here("-predict", str(tmp_path / "data"), f"-resume={lone}", f"-output={tmp_path / 'r'}")
     assert not (tmp_path / "r/groups.csv").exists()  # of the images before
+
+
+def test_the_limit_of_the_share_reaches_the_goal():
+    """The fewest of 100 others whose Clopper-Pearson limit is 90%; the share alone needs 90 of them."""
+    scores = np.append(np.arange(100), np.repeat([89.5, 94.5], 10)).astype(np.float32)
+    results = results_of_scores(np.repeat([0, 1], [100, 20]), np.stack([-scores, scores], 1))
+    shares = []
+    for by_limit in (False, True):
+        point = OperatingPoint(name="b", label=1, specificity=0.9, by_limit=by_limit)
+        shares.append(sum(scores[:100] < choose_threshold(results, point)))
+    hits = next(hits for hits in range(101) if beta.ppf(0.05, hits, 101 - hits) >= 0.9)
+    assert (*shares, hits) == (90, 95, 95)
