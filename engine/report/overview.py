@@ -138,7 +138,7 @@ def _result_tile(
     title = run.metric.title
     samples = number(evaluation.values.get("samples"))
     images = " ".join(filter(None, [samples, kind.removeprefix("best "), of]))
-    remarks = filter(None, [interval_of(run, evaluation), choice_on(run, evaluation), remark])
+    remarks = filter(None, [interval_of(run, evaluation), remark, choice_on(run, evaluation)])
     name = f"{kind} {title}".strip()
     words = f"{_IN_WORDS.get(run.metric.name, title)}, of {images}"
     return Tile(name, run.metric.text(score), "; ".join(remarks), words)
