@@ -4,6 +4,7 @@ The angle arcsin(sqrt(x)) of a share x of the beta distribution has the density 
 is smooth and nearly normal: Gauss and Legendre's quadrature integrates it.
 """
 
+from bisect import bisect_left
 from statistics import NormalDist
 from typing import Any
 
@@ -51,6 +52,16 @@ def clopper_pearson(hits: Any, number: Any, tail: float) -> tuple[np.ndarray, np
     low = beta_quantile(tail, np.maximum(hits, 1), missed + 1)
     high = beta_quantile(1 - tail, hits + 1, np.maximum(missed, 1))
     return np.where(hits < 1, 0.0, low), np.where(missed < 1, 1.0, high)
+
+
+def share_by_limit(goal: float, number: int) -> float:
+    """The least share of so many samples whose one-sided 95% limit of Clopper and Pearson reaches a goal; above 1 if
+    none does."""
+
+    def reaches(hits: int) -> bool:
+        return bool(clopper_pearson(hits, number, 0.05)[0] >= goal)
+
+    return bisect_left(range(number + 1), True, key=reaches) / max(number, 1)
 
 
 def wilson(shares: Any, n: Any, z: float = Z) -> tuple[Any, Any]:

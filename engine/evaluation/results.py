@@ -4,7 +4,6 @@ All figures are in percent. Legend: B images per batch, N samples, K ranked clas
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +18,7 @@ from configs.schema.operating_point import Decision, OperatingPoint
 from datasets.batch import PADDING, is_padding
 from datasets.sources.samples import UNKNOWN, Samples, has_label
 from engine.evaluation.calibration import Calibration, calibration, choose_temperature, temper
-from engine.evaluation.limits import clopper_pearson
+from engine.evaluation.limits import share_by_limit
 from engine.evaluation.ranking import (
     RankingFigures,
     divide,
@@ -69,24 +68,14 @@ def choose_threshold(results: "SampleResults", point: OperatingPoint) -> float |
     scores, is_own = results.of_class(point.label)
     every, sensitivity, specificity, _ = roc_points(scores, is_own)
     figure, of_figure = (specificity, ~is_own) if point.specificity else (sensitivity, is_own)
-    is_possible = figure >= _least_share(point, int(of_figure.sum()))
+    goal = point.specificity or point.sensitivity or 0
+    least = share_by_limit(goal, int(of_figure.sum())) if point.by_limit else goal
+    is_possible = figure >= 100 * least
     is_possible &= (sensitivity > 0) & (specificity > 0)
     if not is_possible.any():
         return None
     order = (specificity, sensitivity) if point.specificity else (sensitivity, specificity)
     return threshold_at(every, np.lexsort((*order, is_possible))[-1])
-
-
-def _least_share(point: OperatingPoint, number: int) -> float:
-    """The least share of so many samples that reaches the goal, percent."""
-    goal = point.specificity or point.sensitivity or 0
-    if not point.by_limit or not number:
-        return 100 * goal
-
-    def reaches(hits: int) -> bool:
-        return bool(clopper_pearson(hits, number, 0.05)[0] >= goal)
-
-    return 100 * bisect_left(range(number + 1), True, key=reaches) / number
 
 
 @dataclass(frozen=True)
