@@ -32,7 +32,8 @@ from utils.processes.ranks import launch_ranks
 from utils.system import available_bytes, limit_spinning, without_collections
 
 SCRIPT = "main_multi_gpu.py"
-_PROCESS_BYTES = 4e8  # of torch alone
+_PROGRAM_BYTES = 4e8  # of torch alone
+_FORK_BYTES = 1e8  # of the smallest training
 
 
 def main(argv: list[str]) -> int:
@@ -82,7 +83,7 @@ def _launch(command: Command, argv: list[str]) -> int | None:
         return record_end_of_ranks(Path(folder.name), **values)
 
     notes.on_run_end = record_end
-    number = num_processes(command.flags.ngpus, gpus)
+    number = num_processes(command.flags.ngpus, gpus, _PROGRAM_BYTES if own_imports else _FORK_BYTES)
     status = launch_ranks([__file__, *argv], number, folder.name, own_imports)
     if status is None:
         notes.on_run_end = notes.without_run
@@ -130,14 +131,14 @@ def check_num_processes(requested: int | None, started: int) -> None:
         raise UserError(f"{problem}; leave -ngpus out, or start this script without a launcher")
 
 
-def num_processes(requested: int | None, gpus: int) -> int:
-    """The requested number, else one per visible GPU, else one."""
+def num_processes(requested: int | None, gpus: int, rank_bytes: float) -> int:
+    """The requested number, else one per visible GPU, else one. rank_bytes: that each takes on a CPU at least."""
     number = requested or gpus or 1
     if 0 < gpus < number:
         raise Unavailable(f"-ngpus {number}: only {gpus} GPU(s) are visible; see CUDA_VISIBLE_DEVICES")
     free = available_bytes()
-    if not gpus and 0 < free < number * _PROCESS_BYTES:
-        problem = f"-ngpus {number}: a process takes {_PROCESS_BYTES / 1e9:g} GB of host memory or more"
+    if not gpus and 0 < free < number * rank_bytes:
+        problem = f"-ngpus {number}: a process takes {rank_bytes / 1e9:g} GB of host memory or more"
         raise Unavailable(f"{problem}, and {free / 1e9:.1f} GB are free; lower -ngpus")
     return number
 

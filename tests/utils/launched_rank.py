@@ -5,12 +5,14 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from utils.errors import UserError
+from utils.notes import OWN_IMPORTS
 from utils.processes import ranks
 from utils.processes.launch import has_launcher, report_lost_rank
 from utils.signals import Interrupted
@@ -53,11 +55,14 @@ def run_rank(case: str, folder: str, *more: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if case == "fails" and rank == "1":
         sys.exit(3)
-    time.sleep(0 if case == "ends" else 600)
+    assert (OWN_IMPORTS in os.environ) or case != "threads"
+    time.sleep(0 if case in ("ends", "threads") else 600)
 
 
 def launch(case: str, folder: str, own_imports: str = "") -> tuple[int, str]:
     """The status of a launch of two ranks, and the error that no rank has printed."""
+    if case == "threads":
+        threading.Thread(target=time.sleep, args=(10,), daemon=True).start()
     arguments = [case, folder, *MORE]
     try:
         status = ranks.launch_ranks([__file__, *arguments], 2, folder, own_imports)

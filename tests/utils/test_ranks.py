@@ -20,6 +20,7 @@ from utils.processes import ranks
 ENDS = """
 case | status | words
 ends | 0 |
+threads | 0 |  # of the launcher, which then starts programs
 fails | 3 |  # the rank has printed why
 killed | 137 | rank 1, SIGKILL, memory
 waits | 1 | rank 1 does not respond, rank 0 waits

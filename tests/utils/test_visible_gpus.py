@@ -91,10 +91,10 @@ def test_a_machine_with_two_gpus(monkeypatch, machine, visible, usable):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert visible_gpus("cpu") == 0
     assert distributed.single_process("cpu").device == CPU
-    assert main_multi_gpu.num_processes(None, 0) == 1
-    assert main_multi_gpu.num_processes(3, 0) == 3
+    assert main_multi_gpu.num_processes(None, 0, 1e8) == 1
+    assert main_multi_gpu.num_processes(3, 0, 1e8) == 3
     with refused("-ngpus 1000000: .* lower -ngpus"):
-        main_multi_gpu.num_processes(10**6, 0)
+        main_multi_gpu.num_processes(10**6, 0, 1e8)
     store = torch.distributed.HashStore()
     assert distributed._claim_device(store, local_rank=0, local_world_size=1, wanted="cpu") == CPU
     if usable:

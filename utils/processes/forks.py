@@ -32,12 +32,14 @@ def fork_alone() -> int | None:
 
 def call_in_fork(function: Callable[..., Any], *arguments: Any) -> Any:
     """The result of a function in a fork of this process, or its error. A process that has called CUDA has no forks
-    that can use a GPU.
+    that can use a GPU. A process with threads makes the call itself.
 
     Raises Unavailable: the fork was killed.
     """
     receiver, sender = Pipe(duplex=False)
-    child = os.fork()
+    child = fork_alone()
+    if child is None:
+        return function(*arguments)
     if not child:
         try:
             sender.send(_call(function, *arguments))
