@@ -7,12 +7,13 @@ from pathlib import Path
 
 from configs.schema import Data
 from configs.schema.data import properties_of
-from datasets.sources.folders.class_folders import has_class_folders
+from datasets.sources.folders.class_folders import FoundFiles, has_class_folders
+from datasets.sources.folders.labels import by_split, without_masks
 from datasets.sources.formats import refuse_format
 from datasets.sources.groups import package_groups
 from datasets.sources.listed.lists import METADATA, table_file
 from datasets.sources.listed.parquet import parquet_files
-from datasets.sources.path_words import split_of_images
+from datasets.sources.path_words import of_level, split_of_images
 from datasets.sources.source import source_class
 from datasets.sources.tables.files import PARQUET, TABLE_SUFFIXES
 from datasets.sources.tables.joins import is_camera_package
@@ -30,16 +31,18 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
 
     source_class(data.dataset)  # its packages are installed
 
-    def recognize() -> tuple[str, str | None]:
+    def recognize() -> dict[str, str | None]:
         if "://" in data.data_path:
             has_shards = re.search(r"^(s3|gs)://|\.tar\b", data.data_path)
             fix = "add it" if has_shards else "download it, and give a folder"
             raise UserError(f"{data.data_path}: is a URL, which only -dataset=tar reads; {fix}")
         refuse_format(data.data_path)
         found = recognize_table(data) or _recognize_folders(data)
-        return found, data.groups or (found == "csv" and package_groups(data)) or None
+        groups = data.groups or (found == "csv" and package_groups(data)) or None
+        return {"dataset": found, "groups": groups} | _roles_of(data, found)
 
-    found, groups = find_on_main(recognize, context)
+    changes = find_on_main(recognize, context)
+    found = str(changes["dataset"])
     kind = properties_of(found)
     is_read = f"{data.data_path} is read as {found}"
     if data.multi_label and not kind.multi_label:
@@ -49,7 +52,33 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
         )
     if data.labels and not kind.may_be_table:
         raise UserError(f"DATA.LABELS needs a path of each image, but {is_read}; remove it")
-    return data.changed(dataset=found, groups=groups)
+    return data.changed(**changes)
+
+
+def _roles_of(data: Data, dataset: str) -> dict[str, str]:
+    """DATA.GROUPS and DATA.LABELS of the columns of a table, or of the levels of folders, in DATA.COLUMNS.
+
+    The level of splits has no number: {label: 1} is the class of cat/1.jpg and of train/cat/1.jpg.
+    Raises UserError: the columns of folders are no levels, or those of a table are levels.
+    """
+    root = Path(data.data_path)
+    named = {role: value for role, value in data.given_columns.items() if role in ("label", "group")}
+    levels = {role: value for role, value in named.items() if isinstance(value, int)}
+    if dataset != "folder":
+        if levels:
+            raise UserError(f"DATA.COLUMNS {levels}: {root} is a table; give the names of its columns")
+        return {"groups": named["group"]} if "group" in named else {}
+    if levels != data.given_columns:
+        fix = "give levels of folders from 1, as {label: 1, group: 2}, or a table as -data_path"
+        raise UserError(f"DATA.COLUMNS {data.given_columns}: {root} is read as folders; {fix}")
+    split = -1
+    if levels and not data.class_folders:
+        split, _ = by_split(root, without_masks(FoundFiles(root).all_images())[0])
+    found = {}
+    for role, number in levels.items():
+        level = number if 0 <= split < number else number - 1
+        found[{"label": "labels", "group": "groups"}[role]] = of_level(level)
+    return found
 
 
 def recognize_table(data: Data) -> str | None:

@@ -95,8 +95,9 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         "images' folder of a list or table; folders in the class do not count: (.+)_\\d+ of images/cat_1.jpg is cat",
         min_length=1,
     )
-    columns: dict[Literal["path", "label", "split", "cells", "threshold", "join"], Any] | None = optional(
-        "data sets csv, parquet: the columns, as {path: id, label: breed, split: is_valid}; label may be a list of "
+    columns: dict[Literal["path", "label", "split", "group", "cells", "threshold", "join"], Any] | None = optional(
+        "data sets csv, parquet: the columns, as {path: id, label: breed, split: is_valid, group: patient}; folder: "
+        "levels of folders, as {label: 2, group: 3}, from 1 and without the level of splits; label may be a list of "
         "columns of 0 and 1, other texts by cells: {'-1': null, '': 0} (null: unknown), numbers by threshold: 0.5; "
         "cells: {'': null} of one column leaves rows out, {none: 0} makes a label none (MULTI_LABEL); path: "
         "RelativePath/File is of two columns; split: null trains on all rows, {column: site, test: [B]} tests on rows "
@@ -306,7 +307,8 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
 
 
 _COLUMN_FORMS = {
-    "label": "the name of a column, or a list of them",
+    "label": "the name of a column, a list of them, or a level of folders from 1",
+    "group": "the name of a column, or a level of folders from 1",
     "split": "the name of a column, null, or {column: NAME, test: [VALUE]}, with val, too, or in its place",
     "cells": "the text of each cell with 0, 1 or null (unknown), as {'-1': null, '': 0}",
     "threshold": "a number",
@@ -330,7 +332,9 @@ def _is_column(key: str, value: Any) -> bool:
             return math.isfinite(value) and not isinstance(value, bool)
         case "join", {"file": str(), "on": str()}:
             return len(value) == 2 and all(value.values())
-        case "path" | "label" | "split", str():
+        case "label" | "group", int():
+            return value > 0 and not isinstance(value, bool)
+        case "path" | "label" | "split" | "group", str():
             return value != ""
     return False
 

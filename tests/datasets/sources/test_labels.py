@@ -4,6 +4,7 @@ import pytest
 from conftest import each_row, line_of, refused, told
 from source_helpers import classes_of, expand, groups_apart, options, read_splits, tree, typed
 
+from configs.yaml_io import parse_value
 from datasets.sources.folders.labels import without_masks
 
 NUMBERS = "{1,2,3,4,5,6,7,8}"
@@ -146,3 +147,41 @@ def test_the_groups_in_class_folders_are_named(tmp_path):
     (data,) = typed(note, given)
     train, val = read_splits(data)
     assert groups_apart(train, val) == (6, 2)
+
+
+LEVELS = """
+tree_of | columns | classes | groups
+{a,b}/p{1,2,3,4}/x{1,2}.jpg | {label: 1, group: 2} | a b | 4
+{train,val}/{a,b}/p{1,2,3,4}/x{1,2}.jpg | {label: 1, group: 2} | a b | 4
+seg_train/{a,b}/p{1,2,3}/x{1,2}.jpg | {label: 1, group: 2} | a b | 3
+p{1,2,3,4}/{a,b}/x{1,2}.jpg | {label: 2, group: 1} | a b | 4
+p{1,2,3,4}/{train,test}/{a,b}/x{1,2}.jpg | {label: 2, group: 1} | a b | 4
+{train,val}/{c/{c1,c2},d/{d1,d2}}/x{1,2}.jpg | {label: 2} | c1 c2 d1 d2 | 0
+"""
+
+
+@each_row(LEVELS)
+def test_levels_of_folders_are_columns(tree_of, columns, classes, groups, tmp_path):
+    """The level of splits has no number, so that the columns of a run fit its test data."""
+    splits = read_splits(options(tree(tmp_path / "R", tree_of), columns=parse_value(columns)))
+    assert splits[0].class_names == classes.split()
+    for path, label in classes_of(*splits).items():
+        assert f"/{label}/" in f"/{path}"
+    assert len({group for one in splits for group in one.groups or ()}) == int(groups)
+
+
+def test_columns_of_another_kind_are_refused(tmp_path):
+    tree(tmp_path, "{a,b}")
+    with refused("is read as folders"):
+        read_splits(options(tmp_path, columns={"label": "name"}))
+    (tmp_path / "x.csv").write_text("path,label\na/0.jpg,a\n")
+    with refused("is a table; give the names"):
+        read_splits(options(tmp_path / "x.csv", columns={"label": 1}))
+
+
+def test_the_group_of_a_table_is_a_column(tmp_path):
+    tree(tmp_path, *(f"{n}.jpg" for n in range(24)))
+    rows = [f"{n}.jpg,{'ab'[n // 2 % 2]},p{n // 4}" for n in range(24)]
+    (tmp_path / "x.csv").write_text("\n".join(["path,label,who", *rows]))
+    splits = read_splits(options(tmp_path / "x.csv", columns={"group": "who"}))
+    assert sum(groups_apart(*splits)) == 6
