@@ -23,7 +23,7 @@ from datasets.loading.loader import build_eval_loader
 from datasets.sources.samples import Samples
 from datasets.sources.split import hash_paths
 from engine.checkpoint.weights_record import read_record
-from engine.evaluation.images import read_images
+from engine.evaluation.images import IMAGES, read_trained
 from engine.evaluation.intervals import OF_POINT, decide_at
 from engine.evaluation.paired import paired_limits
 from engine.evaluation.results import SampleResults
@@ -134,20 +134,24 @@ def _command(file: Path, of_old: WeightsRecord, rest: list[str]) -> Command:
 def _are_trained(name: str, samples: Samples, session: EvaluationSession, file: Path) -> np.ndarray:
     """Whether a model was trained on each sample, bool (N,); prints how many they are.
 
-    file: of its weights, beside the table of the images that it has read; without the table, the paths decide.
+    file: of its weights, beside the table of the images that it has read, which a run that was killed lacks.
     """
     split = session.plan.record.split
-    contents = {row.sha256 for row in read_images(file.parent) if row.split == "train"} - {""}
+    assert samples.hashes
+    digests = [row.tobytes().hex().encode() for row in samples.hashes.rows]  # zeros of one that was not read
+    trained, number, known = read_trained(file.parent, {*digests})
     is_trained = np.zeros(len(samples), bool)
-    way = f"not known: {name} has no list of its training images"
-    if contents and samples.hashes:
-        is_trained = np.array([row.tobytes().hex() in contents for row in samples.hashes.rows])
-        way = "by content"
-    elif split and len(split.trained):
-        is_trained = np.isin(hash_paths(samples.names_for_split), split.trained)
-        way = "by path"
+    ways = []
+    if known:
+        is_trained = np.array([digest in trained for digest in digests])
+        partial = f", of which {file.parent / IMAGES} has {known:,} of {number:,}" if known < number else ""
+        ways.append(f"by content{partial}")
+    if split and len(split.trained):
+        is_trained |= np.isin(hash_paths(samples.names_for_split), split.trained)
+        ways.append("by path")
+    way = " or ".join(ways) or f"not known: {name} has no list of its training images"
     number = np.count_nonzero(is_trained)
-    print(f"Images: {len(samples)}; training images of {name} among them, left out: {number} ({way})")
+    print_escaped(f"Images: {len(samples)}; training images of {name} among them, left out: {number} ({way})")
     return is_trained
 
 

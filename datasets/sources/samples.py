@@ -57,6 +57,11 @@ def check_target_bytes(place: object, num_images: int, num_classes: int) -> None
         )
 
 
+def is_multi_hot(targets: Any) -> bool:
+    """Whether each sample has several labels: targets (N, C) of 1, 0 and `UNKNOWN`, an array or a tensor; else (N,)."""
+    return len(targets.shape) == 2
+
+
 def label_pairs(targets: np.ndarray) -> tuple[np.ndarray, ...]:
     """The image and the label of each label of `Samples.targets`: int64 (L,) and int64 (L,)."""
     return (np.arange(len(targets)), targets) if targets.ndim == 1 else np.nonzero(targets > 0)

@@ -2,10 +2,12 @@
 
 import csv
 import gzip
-from collections.abc import Iterable, Mapping, Sequence
+import io
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from hashlib import sha256
-from itertools import repeat
+from itertools import repeat, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 from zlib import error as ZlibError
@@ -16,19 +18,24 @@ import torch.distributed as dist
 
 from configs.schema import Data
 from datasets.sources.class_names import list_names, names_of_labels, new_names
-from datasets.sources.samples import Samples
+from datasets.sources.samples import Samples, is_multi_hot
 from engine.evaluation.results import name_of_target
 from engine.run.facts import ImagesRead
 from engine.run.log import RunLogger
 from utils.distributed import ProcessContext, call_on_main
 from utils.errors import UserError
-from utils.files import atomic_write, open_regular_file
+from utils.files import open_atomically, open_regular_file
 from utils.notes import Note
-from utils.tables import table_text
 
 IMAGES = "images.csv.gz"
 MAX_ROWS = 10**7  # of the file
+_SORTED = 400_000  # lines in memory
 _NAMED = 3
+_BUFFER = 2**20  # bytes
+_TRAIN, _OF_DIGEST = b"train,", slice(-65, -1)  # begin of a line, and the digits before its end
+_BYTES = 32  # of a SHA-256
+_UNREAD = bytes(_BYTES)
+_DAMAGES = (OSError, EOFError, ValueError, TypeError, ZlibError, csv.Error)  # of a file, also of none
 
 
 class Row(NamedTuple):
@@ -43,22 +50,97 @@ class Row(NamedTuple):
 
 def read_images(folder: Path) -> list[Row]:
     """The rows of `images.csv.gz` in the folder of a run; none if there is no such file, or a damaged one."""
-    with (
-        suppress(OSError, EOFError, ValueError, TypeError, ZlibError, csv.Error),
-        open_regular_file(folder / IMAGES) as packed,
-        gzip.open(packed, "rt", encoding="utf-8", errors="surrogateescape", newline="") as file,
-    ):
-        return [Row(*cells) for cells in csv.reader(file)][1:]
+    with suppress(*_DAMAGES):
+        return [*_rows_of(_lines(folder))]
     return []
 
 
-def digest_of_rows(rows: Sequence[Row]) -> str:
-    """SHA-256 of the sorted lines 'sha256 split path label group'; 'partial: ...' if some have not been read."""
-    known = sum(bool(row.sha256) for row in rows)
-    if known < len(rows):
-        return f"partial: {known:,} of {len(rows):,}"
-    lines = sorted(" ".join((row.sha256, *row[:-1])) for row in rows)
-    return sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+def read_trained(folder: Path, digests: Container[bytes]) -> tuple[set[bytes], int, int]:
+    """Those of the `digests`, in hexadecimal digits, that training images of a run have; the number of its training
+    images, and of those that it had read; nothing as of `read_images`.
+    """
+    found = set[bytes]()
+    number = known = 0
+    with suppress(*_DAMAGES):
+        for line in _lines(folder):
+            if line.startswith(_TRAIN):
+                number += 1
+                known += not line.endswith(b",\n")
+                if (digest := line[_OF_DIGEST]) in digests:
+                    found.add(digest)
+        return found, number, known
+    return set(), 0, 0
+
+
+def _lines(folder: Path) -> Iterator[bytes]:
+    """Yields the rows of the file as lines of CSV: to read a million of them as texts takes three times as long.
+
+    Raises one of `_DAMAGES`, also after the last row.
+    """
+    with (
+        open_regular_file(folder / IMAGES) as packed,
+        io.BufferedReader(gzip.GzipFile(fileobj=packed), _BUFFER) as file,
+    ):
+        next(file, b"")  # the header
+        for line in file:
+            while b'"' in line and line.count(b'"') % 2:  # a line break in a cell
+                more = file.readline()
+                if not more:
+                    raise EOFError
+                line += more
+            yield line
+
+
+def _rows_of(lines: Iterable[bytes]) -> Iterator[Row]:
+    for cells in csv.reader(line.decode("utf-8", "surrogateescape") for line in lines):
+        yield Row(*cells)
+
+
+@dataclass
+class ImagesAtHand:
+    """The images of some splits, and the SHA-256 of each, `_UNREAD` of one that was not read."""
+
+    splits: Mapping[str, Samples]
+    content: bytearray
+
+    def rows(self) -> Iterator[Row]:
+        index = 0
+        for split, samples in self.splits.items():
+            names = names_of_labels(samples, len(samples.class_counts(0)))
+            labels: Iterable[str] = (name_of_target(target, names) for target in samples.targets)
+            if not is_multi_hot(samples.targets):
+                labels = map(names.__getitem__, samples.targets.tolist())
+            for path, label, group in zip(samples.paths, labels, samples.groups or repeat(""), strict=False):
+                digest = self.content[index : index + _BYTES]
+                yield Row(split, path, label, group, "" if digest == _UNREAD else digest.hex())
+                index += _BYTES
+
+    def digest(self) -> str:
+        """SHA-256 of the sorted lines 'sha256 split path label group'; 'partial: ...' if some have not been read."""
+        number = len(self.content) // _BYTES
+        known = np.count_nonzero(np.frombuffer(self.content, np.uint8).reshape(-1, _BYTES).any(1))
+        if known < number:
+            return f"partial: {known:,} of {number:,}"
+        parts = 1 + number // _SORTED
+        lines = sha256()
+        separator = ""
+        for part in range(parts):  # by their first byte, so that a part of them is in memory
+            of_part = (row for row in self.rows() if int(row.sha256[:2], 16) * parts // 256 == part)
+            for line in sorted(" ".join((row.sha256, *row[:-1])) for row in of_part):
+                lines.update(f"{separator}{line}".encode("utf-8", "surrogateescape"))
+                separator = "\n"
+        return lines.hexdigest()
+
+    def write(self, file: Path) -> None:
+        """Raises OSError."""
+        with (
+            open_atomically(file, "wb") as opened,
+            gzip.GzipFile("", "wb", 6, opened, mtime=0) as packed,
+            io.TextIOWrapper(packed, encoding="utf-8", errors="surrogateescape", newline="") as text,
+        ):
+            rows = csv.writer(text, lineterminator="\n")
+            rows.writerow(Row._fields)
+            rows.writerows(self.rows())
 
 
 def write_images(
@@ -81,31 +163,22 @@ def write_images(
     hashes = [_gather(samples, context) for samples in splits.values()]
 
     def write() -> None:
+        images = ImagesAtHand(splits, bytearray().join(rows.data for rows in hashes))
         source = Path(weights).parent if weights and Path(weights).exists() else folder  # timm's are in none
-        before = [
-            row._replace(label=" | ".join(new_names(row.label.split(" | "), data.rename)))
-            for row in read_images(source)
-        ]
-        known: dict[tuple[str, ...], str] = {row[:2]: row.sha256 for row in before if source == folder}
-        rows = list[Row]()
-        for (split, samples), of_split in zip(splits.items(), hashes, strict=True):
-            names = names_of_labels(samples, len(samples.class_counts(0)))
-            groups = samples.groups or repeat("")
-            for path, target, group, content in zip(samples.paths, samples.targets, groups, of_split, strict=False):
-                digest = content.tobytes().hex() if content.any() else known.get((split, path), "")
-                rows.append(Row(split, path, name_of_target(target, names), group, digest))
-        problems = differences(before, rows) if is_same else []
-        if not known:
-            problems += trained_on(before, rows)
+        try:
+            found = compare_images(_lines(source), images, data.rename, fills=source == folder)
+        except _DAMAGES:
+            found = Differences()
+            images = ImagesAtHand(splits, bytearray().join(rows.data for rows in hashes))
+        problems = (found.texts() if is_same else []) + found.trained_on(images)
         for problem in problems:
             if data.image_hashes == "strict":
                 raise UserError(f"{problem}: DATA.IMAGE_HASHES is strict; restore the images, or set it to warn")
             logger.note(Note("warning", problem, misleads=True))
-        logger.note(ImagesRead(digest_of_rows(rows)))
+        logger.note(ImagesRead(images.digest()))
         try:
-            if len(rows) <= MAX_ROWS:
-                text = table_text(Row._fields, rows).encode("utf-8", "surrogateescape")
-                atomic_write(folder / IMAGES, gzip.compress(text, mtime=0))
+            if len(images.content) <= MAX_ROWS * _BYTES:
+                images.write(folder / IMAGES)
         except OSError as error:  # the run is more important
             logger.warn(f"{IMAGES} cannot be written: {error}")
 
@@ -122,33 +195,96 @@ def _gather(samples: Samples, context: ProcessContext) -> np.ndarray:
     return tensor.cpu().numpy()
 
 
-def differences(before: Sequence[Row], now: Sequence[Row]) -> list[str]:
-    """What differs in the splits of `now`; nothing for other data, which have less than half of the paths."""
-    splits = {row.split for row in now}
-    if splits == {"all"}:
-        before = [row._replace(split="all") for row in before]
-    old = {row[:2]: row for row in before if row.split in splits}
-    new = {row[:2]: row for row in now}
-    common = old.keys() & new.keys()
-    changed = [key for key in common if _differ(old[key], new[key])]
-    found = {"changed": changed, "missing": old.keys() - common, "new": new.keys() - common}
-    texts = [f"{len(keys)} {kind} ({_named(keys)})" for kind, keys in found.items() if keys]
-    is_other = 2 * len(common) <= len(old)
-    return [] if is_other or not texts else [f"the figures are of other images than before: {', '.join(texts)}"]
+@dataclass
+class Differences:
+    """How the images at hand differ from the ones of an earlier run.
+
+    number: of its images in their splits; common: those that are at hand. trained: contents of its training images
+    that images of other splits have now.
+    """
+
+    number: int = 0
+    common: int = 0
+    changed: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    new: list[str] = field(default_factory=list)
+    trained: set[str] = field(default_factory=set)
+
+    def texts(self) -> list[str]:
+        """What differs; nothing for other data, which have less than half of the paths."""
+        found = {"changed": self.changed, "missing": self.missing, "new": self.new}
+        texts = [f"{len(paths)} {kind} ({_named(paths)})" for kind, paths in found.items() if paths]
+        is_other = 2 * self.common <= self.number
+        return [] if is_other or not texts else [f"the figures are of other images than before: {', '.join(texts)}"]
+
+    def trained_on(self, images: ImagesAtHand) -> list[str]:
+        """Names the images outside the training split whose content a training image of the earlier run has."""
+        if not self.trained:
+            return []
+        seen = [row.path for row in images.rows() if row.split != "train" and row.sha256 in self.trained]
+        text = f"the figures are too high: the weights were trained on the content of {len(seen)} image(s) to evaluate"
+        return [f"{text} ({_named(seen)})"]
 
 
-def _differ(one: Row, other: Row) -> bool:
-    """Whether the label differs, or the content, if both are known."""
-    return one.label != other.label or len({one.sha256, other.sha256} - {""}) > 1
+def compare_images(
+    before: Iterable[bytes], images: ImagesAtHand, renames: Mapping[str, str] | None = None, fills: bool = False
+) -> Differences:
+    """Both are read once, side by side: the rows that wait for the other side are few where the order is the same.
+
+    before: lines of its file. renames: DATA.RENAME. fills: they are of this run: images that were not read now have the
+    content that they had; else `trained` is found.
+    """
+    found = Differences()
+    content = memoryview(images.content)  # whose size stays
+
+    def match(old: Row, new: Row, index: int) -> None:
+        found.common += 1
+        label = old.label
+        if renames:
+            label = " | ".join(new_names(label.split(" | "), renames))
+        if label != new.label or (old.sha256 and new.sha256 not in ("", old.sha256)):
+            found.changed.append(new.path)
+        if fills and not new.sha256:
+            content[index * _BYTES : (index + 1) * _BYTES] = bytes.fromhex(old.sha256) or _UNREAD
+
+    waiting = dict[tuple[str, ...], Row]()
+    to_come = dict[tuple[str, ...], tuple[Row, int]]()
+    rows = _rows_of_splits(before, images, found, fills)
+    for index, (old, new) in enumerate(zip_longest(rows, images.rows())):
+        if new:
+            to_come[new[:2]] = (new, index)
+            if earlier := waiting.pop(new[:2], None):
+                match(earlier, *to_come.pop(new[:2]))
+        if old:
+            found.number += 1
+            if later := to_come.pop(old[:2], None):
+                match(old, *later)
+            else:
+                waiting[old[:2]] = old
+    found.missing = [path for _, path in waiting]
+    found.new = [path for _, path in to_come]
+    return found
 
 
-def trained_on(before: Sequence[Row], now: Sequence[Row]) -> list[str]:
-    """Names the images outside the training split whose content a training image of `before` has."""
-    trained = {row.sha256 for row in before if row.split == "train"} - {""}
-    seen = [row[:2] for row in now if row.split != "train" and row.sha256 in trained]
-    text = f"the figures are too high: the weights were trained on the content of {len(seen)} image(s) to evaluate"
-    return [f"{text} ({_named(seen)})"] if seen else []
+def _rows_of_splits(before: Iterable[bytes], images: ImagesAtHand, found: Differences, is_own: bool) -> Iterator[Row]:
+    """The rows of the splits at hand. Unless they are of this run, `found` gets the contents that were trained on."""
+    splits = {*images.splits}
+    is_whole = splits == {"all"}
+    begins = tuple(f"{split},".encode() for split in splits)
+    evaluated = set[bytes]()
+    if not is_own:
+        evaluated = {row.sha256.encode() for row in images.rows() if row.split != "train" and row.sha256}
+
+    def of_splits() -> Iterator[bytes]:
+        for line in before:
+            if line.startswith(_TRAIN) and line[_OF_DIGEST] in evaluated:
+                found.trained.add(line[_OF_DIGEST].decode())
+            if is_whole or line.startswith(begins):
+                yield line
+
+    for row in _rows_of(of_splits()):
+        yield row._replace(split="all") if is_whole else row
 
 
-def _named(keys: Iterable[tuple[str, ...]]) -> str:
-    return list_names(sorted(path for _, path in keys), _NAMED)
+def _named(paths: Iterable[str]) -> str:
+    return list_names(sorted(paths), _NAMED)

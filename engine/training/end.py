@@ -44,8 +44,7 @@ def finish_run(command: Command, trainer: Trainer) -> int:
         trainer.interrupted = signal
     if position.has_ended and not trainer.interrupted:
         trainer.baseline.record(is_end=True)
-    if not trainer.interrupted:
-        trainer.images_table.write(trainer.outputs.folder / LAST)  # with the images of later epochs, and of the test
+    trainer.images_table.write(trainer.outputs.folder / LAST)  # with the images of later epochs, and of the test
     if baseline := trainer.baseline.result:
         record.set_result(pixel_baseline=baseline.pixel_baseline, majority_class=baseline.majority_class)
     record.set_result(total_seconds=position.clock.total_seconds)
