@@ -69,6 +69,8 @@ def main(argv: list[str]) -> int:
     is_trained = _are_trained("OLD", samples, old, files[0]) | _are_trained("NEW", samples, new, files[1])
     is_read = is_read[~is_trained[is_read]]
     print(f"Compared: {len(is_read)} images")
+    if old.plan.images.split == "val" and old.plan.record.is_of(old.plan.config.data):
+        print("They chose the epoch and thresholds of OLD, whose figures are too good; -split=test has test images")
     before, after = (found.take(is_read) for found in results)
     metric = best_metric(flags.metric, old.evaluator.multi_label)
     figures = [(metric, before, after)]

@@ -33,6 +33,7 @@ from configs.yaml_io import format_value
 from engine.report.charts import Chart, curves_of, option
 from engine.report.contents import Evaluation, RunContents, read_contents
 from engine.report.page import COMPARISON, comparison_page, run_page
+from engine.report.settings import compare_settings
 from engine.report.tables import (
     Group,
     compared_options,
@@ -118,6 +119,7 @@ def _write_comparison(folders: Sequence[Path], page: Path, is_shared: bool) -> t
         raise UserError(f"{folders[0]}: no run found; give the folders of runs, such as output/*")
     runs = ranked(runs)
     groups = groups_of(runs, problems)
+    compare_settings(groups)
     pooled = _pool(groups, page.parent, problems)
     write_output(page, comparison_page(runs, groups, problems, page.parent, pooled, is_shared))
     if groups:

@@ -9,12 +9,13 @@ from mimetypes import guess_type
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine.evaluation.limits import t_quantile
 from engine.report.charts import Chart, Series, unit_of
 from engine.report.contents import Evaluation, RunContents
 from engine.report.overview import interval_of, tiles_of
 from engine.run.facts import EvaluationData, TrainingData
 from engine.run.record import MISTAKES, PICTURES, Row
-from utils.metric_table import METRICS, OPERATING
+from utils.metric_table import METRICS, OPERATING, Metric
 from utils.tables import to_float
 
 MAX_CLASSES = 2000  # rows; a page of more opens slowly
@@ -26,6 +27,7 @@ _CLASS_COLUMNS = {
 }  # fmt: skip
 _REPEATED = ("SEED", "DATA.FOLD")
 _SHARE = "DATA.FRACTION"
+_DIFFERENCE = ("difference", "difference_low", "difference_high", "difference_p")
 
 
 def compared_options(runs: Sequence[RunContents]) -> dict[str, list[Any]]:
@@ -208,8 +210,9 @@ class Group(NamedTuple):
 
     options: in which groups differ, by dotted key; None for one that rules made differ.
     figures: the metric that decides, the number of finished runs; mean and standard deviation (n - 1) of their metric,
-    and of its value on test images; `out_of_fold`, which the script sets: the metric of the held-out images of all
-    folds together. None without a value.
+    and of its value on test images, and from 3 runs on the 95% limits of the mean over seeds (Student's t);
+    `out_of_fold`, which the script sets: the metric of the held-out images of all folds together; `difference` and its
+    limits and p, of `compare_settings`. None without a value.
     """
 
     options: dict[str, Any]
@@ -231,12 +234,22 @@ class Group(NamedTuple):
             deviation = metric.text(figures[f"{prefix}std"], "")
             mean = metric.text(figures[f"{prefix}mean"])
             texts[f"{prefix}mean ± std".replace("_", " ")] = " ± ".join(filter(None, (mean, deviation)))
+        texts["95% interval of the mean"] = _range(metric, figures["mean_low"], figures["mean_high"])
+        texts["difference to the first"] = ""
+        if figures["difference"] is not None:
+            limits = _range(metric, figures["difference_low"], figures["difference_high"])
+            difference = metric.text(figures["difference"], " points")
+            texts["difference to the first"] = f"{difference}, {limits}, p {figures['difference_p']:.2g}"
         texts["out of fold"] = metric.text(figures["out_of_fold"])
         return texts
 
     @property
     def are_folds(self) -> bool:
         return len(self.runs) > 1 and len({run.options["DATA.FOLD"] for run in self.runs}) == len(self.runs)
+
+
+def _range(metric: Metric, low: float | None, high: float | None) -> str:
+    return "" if low is None else f"{metric.text(low, '')} to {metric.text(high)}"
 
 
 def groups_of(runs: Sequence[RunContents], problems: list[str]) -> list[Group]:
@@ -275,7 +288,12 @@ def _group(keys: list[str], members: list[RunContents]) -> Group:
         values = [value for value in found if value is not None]
         figures[f"{name}mean"] = statistics.mean(values) if values else None
         figures[f"{name}std"] = statistics.stdev(values) if len(values) > 1 else None
-    return Group(options, figures | {"out_of_fold": None}, runs)
+    if figures["std"] is not None and figures["runs"] >= 3:
+        distance = float(t_quantile(len(runs) - 1)) * figures["std"] / math.sqrt(len(runs))
+        limits = {"mean_low": figures["mean"] - distance, "mean_high": figures["mean"] + distance}
+    else:
+        limits = dict.fromkeys(("mean_low", "mean_high"))
+    return Group(options, figures | limits | dict.fromkeys(("out_of_fold", *_DIFFERENCE)), runs)
 
 
 def group_columns(groups: Sequence[Group]) -> list[str]:
