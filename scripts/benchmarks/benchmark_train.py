@@ -1,9 +1,9 @@
 """Compares training through the entry script with a bare loop of the same model and with timm's train.py.
 
     python scripts/benchmarks/benchmark_train.py -timm_train ~/pytorch-image-models/train.py -json train.json
-    python scripts/benchmarks/benchmark_train.py -programs=ready -modes=fp32,O1-bf16,O2-bf16
+    python scripts/benchmarks/benchmark_train.py -programs=ready -modes=fp32,O1-bf16 -cfg=RECIPE.yaml -json amp.json
 
-By default without dropout, because timm's train.py has none by default. The JPEGs have the file size of photographs.
+Without -cfg, ViT-Tiny without dropout, as timm's train.py by default. The JPEGs have the file size of photographs.
 See docs/benchmarks.md.
 """
 
@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -50,12 +49,15 @@ from scripts.benchmarks.turns import (
     median_and_range,
     memory,
     speed,
+    speed_ratios,
 )
 from scripts.flags import add_flag, flag_parser, split_flags
 from utils.device import peak_memory_bytes, synchronize, visible_gpus
 from utils.distributed import single_process
 from utils.errors import UserError
+from utils.files import atomic_write
 from utils.processes.entry import run_script
+from utils.tables import markdown_table, table_text
 
 CLASSES = 8
 QUALITY = 90
@@ -122,13 +124,17 @@ SUPPORTED = {"accum_iter": 1, "model_ema": False, "mixup_alpha": 0.0, "cutmix_al
 
 def main(argv: list[str]) -> int:
     flags, rest = split_flags(benchmark_parser(), argv)
-    rest = [*DEFAULTS, *rest]
+    if not any(word.lstrip("-").startswith("cfg") for word in rest):
+        rest = [*DEFAULTS, *rest]
+    rest = [*rest, "-opts", "MODEL.PRETRAINED=null"]  # a step takes as long with random weights
     config = parse_command_line(rest).config
     if flags.worker:
         for line in run_bare_loop(config, flags.interval):
             print(line, flush=True)
     contenders = checked_contenders(flags, rest)
-    size = config.data.batch_size
+    if not isinstance(config.data.batch_size, int):
+        raise UserError("-batch_size auto: the programs need equal batches; give a number")
+    size = config.data.batch_size * config.train.accum_iter  # images of a step
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if not {"ready", "bare"}.issuperset(name for name, _ in contenders.values()):
@@ -145,27 +151,35 @@ def main(argv: list[str]) -> int:
 
         first, *others = contenders
         pairs = [(other, first) for other in others] if flags.modes else RATIOS
-        compare(size, contenders, flags.rounds, measure, partial(tables, size), flags.json, pairs)
+        figures = compare(size, contenders, flags.rounds, measure, partial(tables, size), flags.json, pairs)
+    if flags.json:
+        header, *rows = duration_rows(figures, size)
+        atomic_write(flags.json.with_suffix(".csv"), table_text(header, rows))
     return 0
 
 
-def tables(batch_size: int, figures: Figures) -> list[str]:
+def tables(step_images: int, figures: Figures) -> list[str]:
     columns = {"images/s": speed, "CPU cores": lambda one: median_and_range(one[CORES], ".1f")}
-    return [figures_table(figures, columns | {"peak memory (GB)": memory}), duration_table(figures, batch_size)]
+    header, *rows = duration_rows(figures, step_images)
+    return [figures_table(figures, columns | {"peak memory (GB)": memory}), markdown_table(header, rows)]
 
 
-def duration_table(figures: Figures, batch_size: int) -> str:
-    """Seconds per 100 iterations of each round, as on PaddleViT's page of AMP; iterations/s as Colossal-AI's."""
+def duration_rows(figures: Figures, step_images: int) -> list[list[str]]:
+    """The table of PaddleViT's page of AMP: a header, and a row for each contender that was measured.
 
-    def seconds(one: dict[str, Any]) -> list[float]:
-        return [100 * batch_size / speed for speed in one[SPEED]]
-
-    columns = {
-        "rounds": lambda one: ", ".join(f"{value:.3f}" for value in seconds(one)),
-        "mean (s)": lambda one: f"{mean(seconds(one)):.3f}",
-        "iterations/s": lambda one: f"{mean(one[SPEED]) / batch_size:.3f}",
-    }
-    return f"Seconds per 100 iterations:\n\n{figures_table(figures, columns)}"
+    A speed-up is the median of the ratios of images/s to the first contender, of the same round.
+    """
+    first = next(iter(figures))
+    rows = [["", "seconds per 100 iterations", "rounds", "speed-up", "peak memory (GB)"]]
+    for name, one in figures.items():
+        if "failed" in one:
+            continue
+        seconds = [100 * step_images / speed for speed in one[SPEED]]
+        (ratios,) = speed_ratios(figures, [(name, first)]).values() or [[]]
+        speedup = f"{median(ratios):.2f}" if ratios else ""
+        rounds = ", ".join(f"{value:.3f}" for value in seconds)
+        rows.append([name, f"{mean(seconds):.3f}", rounds, speedup, memory(one)])
+    return rows
 
 
 def benchmark_parser() -> argparse.ArgumentParser:
@@ -202,7 +216,10 @@ def checked_contenders(flags: argparse.Namespace, rest: list[str]) -> dict[str, 
         contenders = {f"{name}, {mode}": (name, [*rest, "-opts", *MODES[mode]]) for mode in modes for name in names}
     for name, words in contenders.values():
         config = parse_command_line(words).config
-        check_supported(config.train)
+        if config.model.solves_head:
+            raise UserError("MODEL.TUNE probe: solves for the head without steps; give a recipe that takes steps")
+        if OTHERS.intersection(names):
+            check_supported(config.train)
         if name.startswith("timm"):
             if flags.timm_train is None:
                 raise UserError("-programs timm: needs -timm_train PATH, the train.py of a checkout of timm")

@@ -91,9 +91,12 @@ def parse_names(flag: str, text: str, known: Iterable[str]) -> list[str]:
 
 
 def failure_reason(status: int, lines: Sequence[str]) -> str:
-    """The reason of a failed process: its signal, or the last line of its output that names an error."""
+    """The reason of a failed process: its signal, our whole error, or the last line that names another one."""
     if status < 0:
         return f"ended by {signal.Signals(-status).name}"
+    starts = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    if starts:
+        return " ".join(line.strip() for line in lines[starts[0] :])
     errors = [line for line in lines if re.search(r"error|exception|failed|killed", line, re.IGNORECASE)]
     return (errors or [*lines, f"status {status}"])[-1].strip()
 

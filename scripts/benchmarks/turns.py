@@ -37,8 +37,8 @@ def compare(
     texts: Callable[[Figures], list[str]],
     file: Path | None,
     pairs: Pairs = (),
-) -> None:
-    """Takes turns, prints the environment and the tables, and writes the JSON file.
+) -> Figures:
+    """Takes turns, prints the environment and the tables, writes the JSON file, and returns the figures.
 
     Initializes CUDA at its end only. texts: the tables; the ratios of `pairs` are printed below the first one.
     """
@@ -57,6 +57,7 @@ def compare(
     about = ", ".join(f"{name} {value}" for name, value in environment.items())
     print(about, table, *([ratio_table(figures, pairs)] if ratios else []), *others, sep="\n\n")
     write_json(file, {"environment": environment, "figures": figures, "ratios": ratios})
+    return figures
 
 
 def take_turns(figures: Figures, rounds: int, measure: Measure, file: Path | None) -> None:

@@ -9,16 +9,19 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from conftest import TINY_VIT, config_for, refused, samples_for
+from conftest import CPU, ROOT, TINY_VIT, config_for, refused, samples_for
 
 from datasets.loading.loader import BatchReader
+from datasets.reading import read_data
+from datasets.sources.source import Wanted
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_host_transform
 from engine.training.trial import build_state
+from models.build import build_on_meta
 from scripts.benchmarks import benchmark_gpu, benchmark_input, benchmark_train
 from scripts.benchmarks.benchmark_gpu import PARTS
 from scripts.benchmarks.benchmark_train import link_images, make_images
-from scripts.benchmarks.programs import run_to_end, timm_flags
+from scripts.benchmarks.programs import build_command, failure_reason, run_to_end, timm_flags
 from scripts.benchmarks.turns import ratio_table, speed_ratios, take_turns
 from scripts.flags import split_flags
 from utils.errors import UserError
@@ -59,8 +62,52 @@ def test_a_ratio_compares_turns_of_one_round():
 
 
 def test_durations_are_those_of_100_iterations():
-    table = benchmark_train.duration_table({"a": {"images_per_second": [32.0, 16.0]}}, batch_size=32)
-    assert table.endswith("| a | 100.000, 200.000 | 150.000 | 0.750 |")
+    failed = {"failed": "no memory"}
+    speeds = {
+        "a": {"images_per_second": [32.0, 16.0]},
+        "b": {"images_per_second": [64.0, 40.0], "peak_memory_bytes": [2e9]},
+    }
+    rows = benchmark_train.duration_rows(speeds | {"c": failed}, step_images=32)
+    assert rows[1:] == [
+        ["a", "150.000", "100.000, 200.000", "1.00", ""],
+        ["b", "65.000", "50.000, 80.000", "2.25", "2.00"],
+    ]
+    assert benchmark_train.duration_rows({"c": failed, "b": speeds["b"]}, 32)[1][3] == ""
+
+
+def test_our_whole_error_is_the_reason_of_a_failure():
+    lines = ["a warning about an error", "error: fake: 2 problems", "  one", "  two"]
+    assert failure_reason(1, lines) == "error: fake: 2 problems one two"
+
+
+RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+@pytest.mark.slow
+def test_every_recipe_that_takes_steps_is_measured_in_its_own_size_and_classes(tmp_path, monkeypatch):
+    """A dry run: the commands of the programs are read, and the labels of the data and the model on meta fit."""
+    planned = []
+
+    def read(size, contenders, *_):
+        name, words = contenders["ready, O1-bf16"]
+        config = config_for(*build_command(name, words, 4, tmp_path)[2:])
+        rows = read_data(Wanted(config.data, ("train", "val"), num_classes=config.model.num_classes), CPU)
+        planned.append((size, config.amp.enabled, len(rows.splits["train"].class_names)))
+        build_on_meta(config.model, config.data)
+        return {"a": {"failed": ""}}
+
+    monkeypatch.setattr(benchmark_train, "compare", read)
+    flags = ["-programs=ready", "-modes=fp32,O1-bf16"]
+    for path in RECIPES:
+        if path.name == "probe.yaml":
+            with refused("MODEL.TUNE probe: "):
+                benchmark_train.main([*flags, f"-cfg={path}"])
+            continue
+        config = config_for(f"-cfg={path}")
+        benchmark_train.main([*flags, f"-cfg={path}"])
+        images = config.data.batch_size * config.train.accum_iter
+        classes = config.model.num_classes or 1000
+        assert planned[-1] == (images, True, classes), path
 
 
 def test_all_contenders_apply_the_same_transform(tmp_path, cpu, monkeypatch):

@@ -83,8 +83,10 @@ class Digits(Source):
 
 
 class Fake(Source):
-    """Noise of IMAGE_SIZE in 1,000 classes: 1,280 training samples, at least 40 batches, and 256 for validation."""
+    """Noise of IMAGE_SIZE in MODEL.NUM_CLASSES classes, or 1,000: 1,280 training samples, at least 40 batches, and 256
+    for validation.
+    """
 
     def read(self, split: str) -> FakeImages:
         num_samples = max(1280, 40 * self.data.micro_batch) if split == "train" else 256
-        return FakeImages(num_samples, num_classes=1000, size=self.data.input_size)
+        return FakeImages(num_samples, self.wanted.num_classes or 1000, self.data.input_size)
