@@ -10,7 +10,6 @@ from configs.schema.data import properties_of
 from datasets.sources.folders.class_folders import FoundFiles, has_class_folders
 from datasets.sources.folders.labels import by_split, without_masks
 from datasets.sources.formats import refuse_format
-from datasets.sources.groups import package_groups
 from datasets.sources.listed.lists import METADATA, table_file
 from datasets.sources.listed.parquet import parquet_files
 from datasets.sources.path_words import of_level, split_of_images
@@ -31,18 +30,18 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
 
     source_class(data.dataset)  # its packages are installed
 
-    def recognize() -> dict[str, str | None]:
+    def recognize() -> dict[str, str]:
         if "://" in data.data_path:
             has_shards = re.search(r"^(s3|gs)://|\.tar\b", data.data_path)
             fix = "add it" if has_shards else "download it, and give a folder"
             raise UserError(f"{data.data_path}: is a URL, which only -dataset=tar reads; {fix}")
         refuse_format(data.data_path)
+        _refuse_camera_packages(data)
         found = recognize_table(data) or _recognize_folders(data)
-        groups = data.groups or (found == "csv" and package_groups(data)) or None
-        return {"dataset": found, "groups": groups} | _roles_of(data, found)
+        return {"dataset": found} | _roles_of(data, found)
 
     changes = find_on_main(recognize, context)
-    found = str(changes["dataset"])
+    found = changes["dataset"]
     kind = properties_of(found)
     is_read = f"{data.data_path} is read as {found}"
     if data.multi_label and not kind.multi_label:
@@ -81,14 +80,25 @@ def _roles_of(data: Data, dataset: str) -> dict[str, str]:
     return found
 
 
+def _refuse_camera_packages(data: Data) -> None:
+    """Raises UserError: DATA_PATH, its table, or a folder in it is a Camera Trap Data Package."""
+    root = Path(data.data_path)
+    folders = [root, *(root / name for name in FoundFiles(root).top()[0])] if root.is_dir() else []
+    if root.name == "media.csv":
+        folders = [root.parent]
+    found = next(filter(is_camera_package, folders), None)
+    if found and not data.class_folders:
+        folders_are = "if the folders are the classes, -opts DATA.CLASS_FOLDERS=true"
+        text = "is a Camera Trap Data Package: docs/data.md#camera-traps makes a table of its images"
+        raise UserError(f"{found}: {text}; {folders_are}")
+
+
 def recognize_table(data: Data) -> str | None:
     """The data set of DATA_PATH if it is a table, or a folder of images with train.csv or a table of Hugging Face's."""
     root = Path(data.data_path)
     if root.is_file():
         kinds = dict.fromkeys(TABLE_SUFFIXES, "csv") | {PARQUET: "parquet"}
         return kinds.get(root.suffix.lower())
-    if is_camera_package(root) and not data.class_folders:
-        return "csv"
     found = _table_in(root, data)
     if found and _are_in_class_folders(root):
         return None

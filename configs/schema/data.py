@@ -24,6 +24,7 @@ from configs.schema.section import (
     optional,
     switch,
 )
+from configs.versions import JOIN, NO_JOIN
 from configs.yaml_io import Values, shorten
 
 MAX_CROP_PCT = 2  # the border is then half of the crop
@@ -101,8 +102,7 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         "columns of 0 and 1, other texts by cells: {'-1': null, '': 0} (null: unknown), numbers by threshold: 0.5; "
         "cells: {'': null} of one column leaves rows out, {none: 0} makes a label none (MULTI_LABEL); path: "
         "RelativePath/File is of two columns; split: null trains on all rows, {column: site, test: [B]} tests on rows "
-        "of values, maybe with val, too; join: {file: observations.csv, on: mediaID} adds the columns of another "
-        "table; null: by names and values"
+        "of values, maybe with val, too; null: by names and values"
     )
     encoding: str | None = optional("data set csv: encoding of tables that are not in UTF-8, as gb18030, cp1252")
     classes: Path | None = optional(
@@ -274,7 +274,9 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
     def _problems_of_columns(self) -> Iterator[str]:
         columns = self.given_columns
         for key, value in columns.items():
-            if not _is_column(key, value):
+            if key == JOIN:
+                yield f"COLUMNS: {NO_JOIN}"
+            elif not _is_column(key, value):
                 yield f"COLUMNS: {key} is {shorten(value)}; give {_COLUMN_FORMS.get(key, 'the name of a column')}"
         values = [*columns.get("cells", {}).values()]
         if not isinstance(columns.get("label"), list):
@@ -312,7 +314,6 @@ _COLUMN_FORMS = {
     "split": "the name of a column, null, or {column: NAME, test: [VALUE]}, with val, too, or in its place",
     "cells": "the text of each cell with 0, 1 or null (unknown), as {'-1': null, '': 0}",
     "threshold": "a number",
-    "join": "{file: TABLE, on: COLUMN}",
 }
 
 
@@ -330,8 +331,6 @@ def _is_column(key: str, value: Any) -> bool:
             return all(one in (0, 1, None) for one in value.values())
         case "threshold", int() | float():
             return math.isfinite(value) and not isinstance(value, bool)
-        case "join", {"file": str(), "on": str()}:
-            return len(value) == 2 and all(value.values())
         case "label" | "group", int():
             return value > 0 and not isinstance(value, bool)
         case "path" | "label" | "split" | "group", str():

@@ -25,7 +25,7 @@ from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_array
 from datasets.sources.source import Wanted
 from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import Table, open_table
-from datasets.sources.tables.joins import MEDIA, is_camera_package, open_for
+from datasets.sources.tables.joins import open_for
 from datasets.sources.tables.rows import table_rows
 from utils.errors import UserError, did_you_mean, raise_problems
 from utils.notes import Note
@@ -73,20 +73,6 @@ def suggest_groups(listing: ImageFiles, data: Data, table: Table | None, is_cut:
     if notes or not is_cut:
         return notes
     return _cases_in_names(listing)
-
-
-def package_groups(data: Data) -> str | None:
-    """The column of groups of the Camtrap DP in DATA_PATH: events, else deployments; None without several images in
-    each, for other data, and with `join`, as runs of before have read it.
-    """
-    folder = Path(data.data_path.removesuffix(MEDIA))
-    if is_camera_package(folder) and "join" not in data.given_columns:
-        table = open_for(folder / MEDIA, data)
-        for name in ("eventID", "deploymentID"):
-            values = [*table.column(name)]
-            if FEWEST <= len({*values}) < len(values):
-                return name
-    return None
 
 
 def _cases_in_column(table: Table, data: Data) -> list[Note]:

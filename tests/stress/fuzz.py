@@ -68,7 +68,6 @@ class Kind:
 KINDS = {
     "images": Kind(data_kinds.image_examples, data_kinds.read_image, data_kinds.repair_png),
     "lists": Kind(data_kinds.list_examples, data_kinds.read_list_file, is_text=True),
-    "camtrap": Kind(data_kinds.camtrap_examples, data_kinds.read_camtrap, is_text=True),
     "configs": Kind(model_kinds.config_examples, model_kinds.read_config, is_text=True),
     "pdparams": Kind(model_kinds.pdparams_examples, model_kinds.read_pdparams),
     "tar": Kind(data_kinds.tar_examples, data_kinds.read_tar, data_kinds.repair_tar),

@@ -21,8 +21,7 @@ from datasets.decoding.decode import open_image
 from datasets.reading import unlabelled
 from datasets.shards.index import Shard, encode_index, join, read_index, to_index
 from datasets.shards.records import Record, read_records
-from datasets.sources.groups import package_groups
-from datasets.sources.listed.lists import Lists, Part, Tables, read_table
+from datasets.sources.listed.lists import Lists, Part, read_table
 from datasets.sources.listed.parquet import Parquet
 from datasets.sources.shared_arrays import strings_in
 from datasets.sources.source import Wanted
@@ -125,33 +124,6 @@ def read_list_file(data: bytes, folder: Path) -> None:
     else:
         whole = Part(open_table(file), Data())
         read_table(whole, whole, Wanted(Data()))
-
-
-_CAMTRAP = b"\n=\n"  # between media and observations
-
-
-def camtrap_examples() -> list[bytes]:
-    """Media and observations of a Camtrap DP, of level media and of level event."""
-    media = "mediaID,deploymentID,timestamp,filePath,fileMediatype\n"
-    media += "".join(f"m{n},d{n % 2},2020-05-30T10:0{n}:00+02:00,{n}.png,image/png\n" for n in range(6))
-    of_media = "mediaID,deploymentID,eventID,eventStart,eventEnd,observationLevel,observationType,scientificName\n"
-    of_event = of_media
-    for n in range(6):
-        of_media += f"m{n},d{n % 2},e{n // 2},,,media,{('animal', 'blank')[n % 2]},{('Vulpes vulpes', '')[n % 2]}\n"
-        of_event += f",d{n % 2},e{n},2020-05-30T08:0{n}:00Z,2020-05-30T08:0{n}:30Z,event,animal,{'ab'[n // 3]}\n"
-    return [media.encode() + _CAMTRAP + rows.encode() for rows in (of_media, of_event)]
-
-
-def read_camtrap(data: bytes, folder: Path) -> None:
-    media, _, observations = data.partition(_CAMTRAP)
-    (folder / "datapackage.json").write_text('{"profile": "https://x/camtrap-dp/1.0/camtrap-dp-profile.json"}')
-    (folder / "media.csv").write_bytes(media)
-    (folder / "observations.csv").write_bytes(observations)
-    for number in range(6):
-        (folder / f"{number}.png").touch()
-    given = Data(DATA_PATH=str(folder), DATASET="csv")
-    package_groups(given)
-    Tables(Wanted(given)).read("all")
 
 
 def parquet_examples() -> list[bytes]:

@@ -28,8 +28,8 @@ from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, to_nfc
 from datasets.sources.tables.cells import Columns, columns_option
 from datasets.sources.tables.columns import PLACEHOLDER, UnclearSplit, find_layout, likely_columns
-from datasets.sources.tables.files import IS_WORKBOOK, TABLE_SUFFIXES, WORKBOOK, open_columns, open_table
-from datasets.sources.tables.joins import open_for
+from datasets.sources.tables.files import IS_WORKBOOK, TABLE_SUFFIXES, WORKBOOK, open_table
+from datasets.sources.tables.joins import TWO_TABLES, open_for
 from datasets.sources.tables.rows import Rows, table_rows
 from utils.errors import UserError
 from utils.files import open_regular_file
@@ -45,6 +45,7 @@ _IN_NAMES = (
     r"([^/\d]*[^\W\d_])\d+\.\w+$",
     *(rf"([^/{mark}]+){mark}[^/]+\.\w+$" for mark in (r"\.", "_", "-")),
 )
+_LABEL_NAME = re.compile("(?i)label|class|species|breed|categor|target|diagnos|scientific")
 _LABELS = re.compile(r" *[|;] *|(?<=\d)[, ]+(?=\d)")  # between several of an image
 _MAX_SHOWN = 3  # folders
 _MAX_NAMES = 4  # classes, and numbers in names of files
@@ -127,8 +128,10 @@ class TableBeside(NamedTuple):
 
     def or_folders(self, listing: ImageFiles, confirmed: Path) -> UserError:
         """The error that asks if the labels are here or the folders. confirmed: DATA_PATH with DATA.CLASS_FOLDERS."""
-        path, label = next(iter((self.held_out or self.labels[0]).items()))
-        question = f"are the folders the classes, all for training, or is {shorten(path)} {shorten(label)}"
+        question = "are the folders the classes, or are the labels in tables"
+        if self.labels:
+            path, label = next(iter((self.held_out or self.labels[0]).items()))
+            question = f"are the folders the classes, all for training, or is {shorten(path)} {shorten(label)}"
         folders = f"-data_path={quote(str(confirmed))} -opts DATA.CLASS_FOLDERS=true trains on the folders"
         names = list_names(listing.class_names, _MAX_SHOWN)
         return UserError(
@@ -136,8 +139,12 @@ class TableBeside(NamedTuple):
         )
 
 
-def tables_beside(root: Path, folder: Path, paths: Sequence[str] | PackedStrings) -> Iterator[TableBeside]:
-    """The tables in or beside `root` with labels of most of the images `paths`, which are relative to `folder`."""
+def tables_beside(
+    root: Path, folder: Path, paths: Sequence[str] | PackedStrings, any_labels: bool = False
+) -> Iterator[TableBeside]:
+    """The tables in or beside `root` with labels of most of the images `paths`, which are relative to `folder`; without
+    labels, if a table beside one may have them, see `_advise_join`.
+    """
     of_splits = re.compile(r"\.json$|(split|partition).*\.txt$")  # CelebA's numbers of splits are no labels
     files = [file for file in files_beside(root) if not of_splits.search(file.name)]
     stems = set(map(_stem, paths)) if files else set()
@@ -148,32 +155,35 @@ def tables_beside(root: Path, folder: Path, paths: Sequence[str] | PackedStrings
             continue
         place = next((one for one in (root, file.parent) if table_file(one, "train") == file), file)
         with suppress(UserError, ValueError):  # a column without a name cannot be given
-            for candidates, is_named in _candidates_of(file, stems):
-                table = TableBeside(file, [], [], {})
-                for columns in candidates:
-                    known = known or {os.path.abspath(os.path.join(folder, path)): path for path in paths}
+            table = TableBeside(file, [], [], {})
+            candidates, is_named = likely_columns(open_table(file, _ANY), stems)
+            for columns in candidates:
+                known = known or {os.path.abspath(os.path.join(folder, path)): path for path in paths}
+                if "label" in columns:
                     table.add(columns, is_named, place, folder, known, seen)
-                seen += table.labels
-                if table.labels:
-                    yield table
-                    break
+            seen += table.labels
+            if candidates and not table.labels:
+                table.advice.extend(_advise_join(file, any_labels))
+            if table.advice:
+                yield table
 
 
-def _candidates_of(file: Path, stems: set[str]) -> Iterator[tuple[list[Columns], bool]]:
-    """The columns that may be the label in a table of images, then those that each table beside it adds by a join."""
-    table = open_table(file, _ANY)
-    columns, is_named = likely_columns(table, stems)
-    yield [one for one in columns if "label" in one], is_named
-    for other in FoundFiles(file.parent).top()[1] if columns else ():
-        with suppress(UserError):
-            header = open_columns(file.parent / other, _ANY).header if other.lower().endswith(TABLE_SUFFIXES) else []
-            shared = [name for name in header if name in table.header]
-            added = [name for name in header if name not in shared]
-            if shared and added:
-                on = max(shared, key=lambda name: len({*table.column(name)}))
-                join = {"join": {"file": other, "on": on}}
-                found, is_named = likely_columns(open_for(file, _data_of(file, join)), stems, added)
-                yield [one | join for one in found if "label" in one], is_named
+def _advise_join(file: Path, any_labels: bool) -> list[str]:
+    """The way on if a table beside the one that names the images shares a column with it, and has others.
+
+    any_labels: also without a column whose name says that it has labels.
+    """
+    header = open_table(file, _ANY).header
+    for other in FoundFiles(file.parent).top()[1]:
+        if not other.lower().endswith(TABLE_SUFFIXES) or other == file.name:
+            continue
+        first_line = _text_of(file.parent / other).partition("\n")[0]  # it may be large
+        names = [name.strip(' "\r') for name in re.split(r"[,;\t|]", first_line)]
+        shared = [name for name in names if name in header]
+        added = [name for name in names if name not in shared]
+        if shared and (any(map(_LABEL_NAME.search, added)) or (added and any_labels)):
+            return [f"{TWO_TABLES} of {file} and {other}, which share the column {shorten(shared[0])}"]
+    return []
 
 
 def _may_name(file: Path, stems: set[str]) -> bool:
@@ -316,8 +326,11 @@ def _candidates(root: Path, levels: Levels, trainings: Sequence[str], images: Se
 def _advise_tables(root: Path, images: Sequence[str]) -> list[str]:
     """The flags that train on each table beside the images, apart from those for tests."""
     used = [path for path in images if word_in(path.partition("/")[0]) not in ("test", "none")]
-    tables = [*tables_beside(root, root, without_masks(used)[0])]
-    return [f"{shorten(table.file.name)} has labels: {'; or '.join(table.advice)}" for table in tables]
+    advice = []
+    for table in tables_beside(root, root, without_masks(used)[0], any_labels=True):
+        kind = "has labels" if table.labels else "names the images"
+        advice.append(f"{shorten(table.file.name)} {kind}: {'; or '.join(table.advice)}")
+    return advice
 
 
 def notes_on_lists(root: Path, class_names: Collection[str]) -> list[Note]:

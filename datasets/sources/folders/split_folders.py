@@ -280,7 +280,7 @@ class SplitFolders:
                 is_same = ConfirmedFolders(self.given).folders == self.folders
                 return table.or_folders(listing, self.given if is_same else listing.root)
         for table in tables_beside(self.root, listing.root, listing.class_names):
-            if 2 * len({*table.labels[0].values()}) <= len(listing.class_names):
+            if table.labels and 2 * len({*table.labels[0].values()}) <= len(listing.class_names):
                 advice = "docs/data.md#labels-of-folders makes a table of images"
                 return table._replace(advice=[advice]).or_folders(listing, self.given)
         return None

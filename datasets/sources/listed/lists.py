@@ -28,7 +28,7 @@ from datasets.sources.split import History, knows_some
 from datasets.sources.tables.cells import UNKNOWN_MARK, columns_option, multi_hot
 from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import FOLDERS, LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList, read_lines
-from datasets.sources.tables.joins import MEDIA, is_camera_package, open_for
+from datasets.sources.tables.joins import open_for
 from datasets.sources.tables.places import mend
 from datasets.sources.tables.rows import Rows, table_rows
 from utils.errors import Unavailable, UserError
@@ -80,8 +80,6 @@ class Tables(Source):
         data = self.data
         if not root.is_dir():
             return {"all": open_for(root, data)}
-        if is_camera_package(root):
-            return {"all": open_for(root / MEDIA, data)}
         files = {split: table_file(root, split) for split in ("train", "val", "test")}
         found = {split: file for split, file in files.items() if file.is_file()}
         metadata = [root / name for name in METADATA if (root / name).is_file()]

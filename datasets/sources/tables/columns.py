@@ -119,7 +119,7 @@ def _columns_to_predict(table: Table, data: Data, given: Columns) -> Layout:
 
 
 def _columns_to_read(table: Table, data: Data, given: Columns) -> Layout:
-    named = [value for key, value in given.items() if key not in ("cells", "threshold", "join")]
+    named = [value for key, value in given.items() if key not in ("cells", "threshold")]
     table.require(chain.from_iterable(map(_columns_in, named)))
     header = table.header
     paths = _names(header, given.get("path"), "image_path", _PATHS)

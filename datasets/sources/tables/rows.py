@@ -121,7 +121,7 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Im
 
     Raises UserError: it cannot be read, or lists no images; in one error, all mistakes.
     """
-    table = open_for(file, data, predicts=True)
+    table = open_for(file, data)
     image_root = data.image_root if data.image_root != trained_root else None
     given = data.changed(image_root=image_root, labels=None)
     others = [file.with_suffix("")]

@@ -3,13 +3,11 @@ is read by itself, of others the question has a command for each column that may
 """
 
 import json
-import os
 import re
 from itertools import chain
-from pathlib import Path
 
 import pytest
-from conftest import ROOT, TINY_VIT, line_of, run_here, told
+from conftest import ROOT, code_of, each_row, line_of, told
 from source_helpers import (
     IMAGE,
     classes_of,
@@ -19,13 +17,10 @@ from source_helpers import (
     read_splits,
     tree,
     typed,
-    write_image,
     write_table,
 )
 
 from datasets.reading import unlabelled
-from datasets.sources.tables.joins import MEDIA as TABLE
-from datasets.sources.tables.joins import open_for
 
 SPECIES = ["Vulpes vulpes", "Capreolus capreolus"]
 FILES = [f"site{n // 20}/100RECNX/IMG_{n:04}.JPG" for n in range(40)]
@@ -81,112 +76,50 @@ def package(tmp_path):
     return write
 
 
-def test_media_have_the_labels_of_their_rows_and_events_are_groups(package):
-    """A label is scientificName, else observationType; two rows of a species are one; a row of an event is not used."""
-    rows = [*ROWS]
-    rows[0] = of_media(0, "blank", "")
-    rows[5] = of_media(5, "human", "")
-    rows[6] = of_media(6, "unclassified", "")
-    more = [of_media(9), of_event(0, "Sus scrofa"), of_event(4, "Sus scrofa")]
-    train, val = read_splits(package([*rows, *more]))
-    expected = {**EXPECTED, FILES[0]: "blank", FILES[5]: "human"}
-    del expected[FILES[6]]
-    assert classes_of(train, val) == expected
-    assert sum(groups_apart(train, val)) == 10
-    (unused,) = told(train.notes, "level event", "screen")
-    assert "observations.csv: 2 rows" in unused
-    (unlabelled,) = told(train.notes, "no label")
-    assert FILES[6] in unlabelled
+def table_of(given, heading, **names):
+    """The table that the code of the page writes. names: of its files."""
+    code = code_of("docs/data.md", heading).replace("DIR", given.data_path)
+    for old, new in names.items():
+        code = code.replace(old, new)
+    exec(code, {})
 
 
-def test_the_screen_names_the_groups_of_a_package(package, tmp_path, capsys):
-    package(ROWS)
-    for file in FILES:
-        write_image(tmp_path / file)
-    given = ["-dataset=csv", f"-data_path={tmp_path}", "-batch_size=4", f"-output={tmp_path / 'out'}", "-dry_run"]
-    run_here(*given, "-opts", *TINY_VIT, "MODEL.NUM_CLASSES=2")
-    assert "eventID" in capsys.readouterr().out
-
-
-def test_events_label_the_images_of_their_deployment_and_time(package):
-    """In any time zone."""
-    splits = read_splits(package(EVENTS))
+@pytest.mark.parametrize("rows", [ROWS, EVENTS], ids=["media", "events, in any time zone"])
+def test_a_package_is_a_question_and_the_code_of_the_page_makes_its_table(rows, package, tmp_path):
+    pytest.importorskip("pandas")
+    given = package(rows)
+    others = [options(tmp_path / "media.csv"), options(tmp_path, dataset="csv")]
+    for data in (given, *others):
+        assert "docs/data.md#camera-traps" in line_of(read_splits, data)
+    table_of(given, "Camera traps")
+    splits = read_splits(options(tmp_path / "images.csv", groups="eventID"))
     assert classes_of(*splits) == EXPECTED
     assert sum(groups_apart(*splits)) == 10
+    assert read_splits(given.model_copy(update={"class_folders": True}))[0].class_names == ["site0", "site1"]
+    files = [*tmp_path.iterdir()]
+    (tmp_path / "p1").mkdir()
+    for file in files:
+        file.rename(tmp_path / "p1" / file.name)
+    assert "p1: is a Camera Trap Data Package" in line_of(read_splits, options(tmp_path))
 
 
-@pytest.mark.parametrize("size", [4, 20])
-@pytest.mark.parametrize("event", ["", "each image"])
-def test_deployments_are_groups_without_events_of_several_images(event, size, package):
-    """Fewer than five are none. Also if DATA_PATH is the table."""
-    media = [medium(n).replace(f"d{n // 20}", f"d{n // size}") for n in range(40)]
-    rows = [of_media(n, event=event and f"e{n}").replace(f"d{n // 20}", f"d{n // size}") for n in range(40)]
-    given = package(rows, media)
-    for data in (given, options(f"{given.data_path}/media.csv")):
-        train, val = read_splits(data)
-        assert classes_of(train, val) == EXPECTED
-        if size == 4:
-            assert sum(groups_apart(train, val)) == 10
-        else:
-            assert train.groups is None
-    columns = {"path": "filePath", "label": "scientificName", "join": {"file": "observations.csv", "on": "mediaID"}}
-    train, _ = read_splits(options(f"{given.data_path}/media.csv", columns=columns))  # as runs of before
-    assert train.groups is None
-
-
-@pytest.mark.parametrize(("kind", "species"), [("animal", "Sus scrofa"), ("vehicle", "")])
-def test_two_species_of_an_image_are_several_labels(kind, species, package):
-    """Also a species and a kind without one."""
-    given = package([*ROWS, of_media(9, kind, species)])
-    (advised,) = typed(line_of(read_splits, given), given)
-    train, val = read_splits(advised)
-    assert train.class_names == sorted([*SPECIES, species or kind])
-    assert sum(samples.targets.sum() for samples in (train, val)) == 41
-
-
-def test_images_that_are_remote_or_missing_are_counted_until_they_are_there(package, tmp_path):
-    """A line for each reason; the option in it reads images that were downloaded by their names."""
+def test_kinds_several_species_videos_and_remote_images_of_a_package(package, tmp_path):
+    pytest.importorskip("pandas")
+    rows = [*ROWS, of_media(9, species="Sus scrofa"), of_media(40)]
+    rows[0] = of_media(0, "blank", "")
+    rows[6] = of_media(6, "unclassified", "")
     media = [medium(n) for n in range(40)]
-    for n in range(5):
-        media[n] = medium(n, f"https://multimedia.agouti.eu/assets/{n}/file")
+    media[1] = medium(1, "https://multimedia.agouti.eu/assets/1/file")
     media.append("m40,d1,activityDetection,2020-05-30T12:59:00+02:00,site1/clip.mp4,true,clip.mp4,video/mp4")
-    given = package([*ROWS, of_media(40)], media, files=FILES[:38])
-    splits = read_splits(given)
-    assert classes_of(*splits) == {file: EXPECTED[file] for file in FILES[5:38]}
-    notes = told(splits[0].notes, "media.csv, such as")
-    assert [note.split()[:2] for note in notes] == [["7", "images"], ["1", "videos"]]
-    for file in (*FILES[:5], *FILES[38:]):
-        (tmp_path / "downloads").mkdir(exist_ok=True)
-        (tmp_path / "downloads" / file.rpartition("/")[2]).write_bytes(IMAGE)
-        (tmp_path / file).unlink(missing_ok=True)
-    (advised,) = typed(notes[0], given)
-    assert sum(map(len, read_splits(advised))) == 40
-    for file in FILES:
-        (tmp_path / file).unlink(missing_ok=True)
-    assert "remote" in line_of(read_splits, given)
+    table_of(package(rows, media), "Camera traps")
+    splits = read_splits(options(tmp_path / "images.csv", multi_label=True))
+    assert sum(map(len, splits)) == 38
+    assert sum(samples.targets.sum() for samples in splits) == 39
+    assert splits[0].class_names == sorted([*SPECIES, "Sus scrofa", "blank"])
 
 
-def test_each_folder_is_listed_and_no_image_looked_at_before_the_check_of_images(package, monkeypatch):
-    data = package(ROWS)
-    looked = []
-    stat = os.stat
-    monkeypatch.setattr(
-        os, "stat", lambda path, *args, **kwargs: looked.append(str(path)) or stat(path, *args, **kwargs)
-    )
-    table = open_for(Path(data.data_path, TABLE), data)
-    assert len([*table]) == 40
-    assert not [path for path in looked if path.endswith(".JPG")]
-
-
-def test_a_time_that_is_none_is_named(package):
-    assert "'noon'" in line_of(read_splits, package([row.replace(at(4), "noon") for row in EVENTS]))
-
-
-def test_other_packages_and_confirmed_folders_are_folders(package):
-    given = package(ROWS)
-    sites = ["site0", "site1"]
-    assert read_splits(given.model_copy(update={"class_folders": True}))[0].class_names == sites
-    assert "media.csv" in line_of(read_splits, package(ROWS, version="0.6"))
+def test_a_package_of_another_version_is_folders(package):
+    assert "Camera Trap" not in line_of(read_splits, package(ROWS, version="0.6"))
 
 
 CARDS = [f"Station{n // 20}/Card{n // 10 % 2}/IMG_{n % 10:04}.jpg" for n in range(39)]
@@ -270,14 +203,14 @@ FAR = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("program", FAR)
+@pytest.mark.parametrize("program", sorted(FAR.keys() - {"GBIF", "Yelp", "Conser-vision"}))
 def test_the_question_has_a_command_for_each_label(program, tmp_path):
     """Also the unlabelled rows are left out, several labels are several; -predict reads the paths of all rows."""
     files, tables, expected = FAR[program]
     tree(tmp_path, *files)
     for name, (header, row) in tables.items():
         write_table(tmp_path / name, [row(n) for n in range(40)], header)
-    given = options(tmp_path / "images" if program == "Yelp" else tmp_path)  # train.csv in DIR is read as the table
+    given = options(tmp_path)
     ways = [one for one in typed(line_of(read_splits, given), given) if one.columns]
     assert [(one.columns["path"], one.columns["label"]) for one in ways] == [
         (path, label) for path, label, _ in expected
@@ -299,16 +232,34 @@ def test_the_question_has_a_command_for_each_label(program, tmp_path):
             assert classes_of(*splits) == {path: label for path, label in found.items() if label}
 
 
-def test_a_joined_table_has_the_paths_of_images_to_predict(tmp_path):
-    """An image has a row without a partner, too, unless the partner has its path."""
-    tree(tmp_path, *PHOTOS)
-    write_table(tmp_path / "a.csv", [f"{n},{PHOTOS[n]}" for n in range(4)], "key,file")
-    write_table(tmp_path / "b.csv", [f"{n},{'xy'[n % 2]}" for n in range(1, 6)], "key,label")
-    join = {"join": {"file": "b.csv", "on": "key"}}
-    columns = {"path": "file", "label": "label"}
-    assert names_of(unlabelled(f"{tmp_path}/a.csv", options(tmp_path, columns=columns | join))) == PHOTOS[:4]
-    join["join"]["file"] = "a.csv"
-    assert names_of(unlabelled(f"{tmp_path}/b.csv", options(tmp_path, columns=columns | join))) == PHOTOS[1:4]
+JOINED = r"""
+program | files | on
+GBIF | multimedia.txt occurrence.txt | gbifID
+Yelp | train_photo_to_biz_ids.csv train.csv | business_id
+Conser-vision | train_features.csv train_labels.csv | id
+"""
+
+
+@each_row(JOINED)
+def test_two_tables_are_a_question_and_the_code_of_the_page_makes_one(program, files, on, tmp_path):
+    """One names the images, and the other has the labels and a column of both."""
+    pytest.importorskip("pandas")
+    images, tables, expected = FAR[program]
+    tree(tmp_path, *images)
+    for name, (header, row) in tables.items():
+        write_table(tmp_path / name, [row(n) for n in range(40)], header)
+    first, second = files.split()
+    message = line_of(read_splits, options(tmp_path / "images"))
+    assert f"{first} and {second}, which share the column '{on}'" in message
+    table_of(options(tmp_path), "Joined tables", **{"multimedia.txt": first, "occurrence.txt": second, "gbifID": on})
+    path, label, label_of = expected[0]
+    data = options(tmp_path / "joined.csv", columns={"path": path, "label": label})
+    splits = read_splits(data.model_copy(update={"multi_label": program == "Yelp"}))
+    assert sum(map(len, splits)) == 40
+    if program != "Yelp":
+        assert {name.rpartition("/")[2]: label for name, label in classes_of(*splits).items()} == {
+            f"{2735077 + n}.jpg": label_of(n) for n in range(40)
+        }
 
 
 def test_boxes_of_megadetector_are_named_and_the_way_on_trains_on_them(tmp_path, monkeypatch):

@@ -85,7 +85,7 @@ def test_weights_of_before_are_evaluated_from_their_run_alone_and_exported(commi
     assert_figures(given, commit)
 
 
-@pytest.mark.parametrize("key, value", [("CORRECTIONS", "c.csv")])
+@pytest.mark.parametrize("key, value", [("CORRECTIONS", "c.csv"), ("COLUMNS", {"label": "x", "join": {"on": "id"}})])
 def test_labels_by_an_option_that_is_gone_are_never_those_of_the_folders(key, value, tmp_path):
     """Refused where the data of the run are read; predictions, exports and evaluations of other data do not need it."""
     run = shutil.copytree(RUNS / "edee6d06", tmp_path / "run")
