@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from datasets.sources.samples import UNKNOWN
+from datasets.sources.samples import UNKNOWN, is_multi_hot
 from engine.evaluation.ranking import divide, log_odds, mean_of
 
 NUM_BINS = 15  # of the confidence
@@ -31,7 +31,7 @@ def choose_temperature(scores: np.ndarray, targets: np.ndarray) -> float:
     """
     odds = torch.from_numpy(scores)
     labels = torch.from_numpy(targets)
-    if labels.ndim == 2:  # each label is a sample of two classes
+    if is_multi_hot(labels):  # each label is a sample of two classes
         is_known = labels != UNKNOWN
         odds = odds[is_known][:, None] * torch.tensor([-1, 1])
         labels = labels[is_known].long()

@@ -24,7 +24,7 @@ from datasets.loading.loader import Loader, unreadable
 from datasets.loading.sampler import EvalSampler, Key
 from datasets.loading.workers import call_in_background
 from datasets.sources.checks import decode_images, error_of
-from datasets.sources.samples import ImageFiles, Samples
+from datasets.sources.samples import ImageFiles, Samples, is_multi_hot
 from engine.evaluation.ranking import log_odds, rank_labels
 from engine.evaluation.results import TOP_K, Fields, SampleResults, score_classes
 from engine.parallel import Strategy, run_eagerly
@@ -240,7 +240,7 @@ class Evaluator:
 
 def _rank_classes(logits: Tensor, targets: Tensor, top_k: int) -> Fields:
     """The fields of `SampleResults` for a batch: logits (B, C), targets int64 (B,) -> tensors (B, ...)."""
-    if targets.ndim == 2:  # multi-hot int8 (B, C): each label is right, so the most probable one is the target
+    if is_multi_hot(targets):  # multi-hot int8 (B, C): each label is right, so the most probable one is the target
         best = logits.masked_fill(targets != 1, -torch.inf).argmax(-1)
         targets = best.masked_fill(targets[:, 0] == PADDING, PADDING)
     log_probabilities = logits.log_softmax(-1)

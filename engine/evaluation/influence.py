@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from datasets.sources.samples import UNKNOWN
+from datasets.sources.samples import UNKNOWN, is_multi_hot
 from engine.evaluation.limits import Z, clopper_pearson, newcombe, t_quantile, wilson
 from engine.evaluation.ranking import divide, read_labels, to_finite
 from engine.evaluation.results import SampleResults
@@ -172,7 +172,7 @@ def _parts_of_classes(results: SampleResults, of: str) -> Iterator[tuple[np.ndar
     readable = results.readable
     targets = results.targets[readable]
     number = len(results.per_class.count)
-    if targets.ndim == 1 and of != "specificity":
+    if not is_multi_hot(targets) and of != "specificity":
         rows = np.arange(len(targets))
         predicted = results.labels[readable, 0]
         is_hit = targets == predicted
@@ -186,7 +186,7 @@ def _parts_of_classes(results: SampleResults, of: str) -> Iterator[tuple[np.ndar
     step = max(1, _CELLS // len(targets))
     for start in range(0, number, step):
         block = np.arange(start, min(start + step, number))
-        if targets.ndim == 1:
+        if not is_multi_hot(targets):
             is_own = targets[:, None] == block
             is_predicted = results.labels[readable, :1] == block
             is_known = True
@@ -306,7 +306,7 @@ def _ranking(results: SampleResults, of: str, units: Units) -> Figure:
     counts = list[int]()
     of_sides = list[tuple[int, int]]()  # units
     changes, weights = np.zeros((2, units.number))
-    is_binary = results.targets.ndim == 1 and results.scores.shape[1] == 2  # both classes have one AUROC
+    is_binary = not is_multi_hot(results.targets) and results.scores.shape[1] == 2  # both classes have one AUROC
     for label, scores, is_own, is_known in read_labels(results.targets, results.scores, results.readable):
         is_other = is_known & ~is_own
         if not is_own.any() or (is_auroc and (not is_other.any() or (is_binary and not label))):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datasets.sources.samples import UNKNOWN
+from datasets.sources.samples import UNKNOWN, is_multi_hot
 from utils.metric_table import OPERATING, OPERATING_POINTS
 
 LOWEST = float(np.finfo(np.float32).min)  # the score of a class that is NaN
@@ -123,7 +123,7 @@ def read_labels(
         columns = slice(start, start + number)
         values = torch.from_numpy(scores[rows, columns]).t().contiguous().numpy()  # in a third of NumPy's time
         labels = range(start, start + len(values))
-        if targets.ndim == 1:
+        if not is_multi_hot(targets):
             is_own = targets[rows] == np.array(labels)[:, None]
             is_known = np.ones_like(is_own)
         else:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from configs.schema.operating_point import Decision, OperatingPoint
 from datasets.batch import PADDING, is_padding
-from datasets.sources.samples import UNKNOWN, Samples, has_label
+from datasets.sources.samples import UNKNOWN, Samples, has_label, is_multi_hot
 from engine.evaluation.calibration import Calibration, calibration, choose_temperature, temper
 from engine.evaluation.limits import share_by_limit
 from engine.evaluation.ranking import (
@@ -51,7 +51,7 @@ def score_classes(logits: Tensor, targets: Tensor, top_k: int) -> Fields:
         "probabilities": logits.gather(-1, labels).sigmoid(),
         "scores": logits,
     }
-    if targets.ndim == 1:
+    if not is_multi_hot(targets):
         return ranked | {"losses": torch.zeros(len(logits), device=logits.device)}
     losses = F.binary_cross_entropy_with_logits(logits, targets.clamp(min=0).float(), reduction="none")
     is_unknown = targets == UNKNOWN
@@ -128,7 +128,7 @@ class SampleResults:
         if self.of_folds or self.temperature == 1:
             return self.of_folds or self
         assert self.scores is not None
-        scores = temper(self.scores, self.temperature, self.multi_label or self.targets.ndim == 2)
+        scores = temper(self.scores, self.temperature, self.multi_label or is_multi_hot(self.targets))
         probabilities = torch.from_numpy(np.take_along_axis(scores, self.labels, 1)).sigmoid().numpy()
         losses = results_of_scores(self.targets, scores).losses
         thresholds = None if self.thresholds is None else self.thresholds / self.temperature
@@ -202,7 +202,7 @@ class SampleResults:
         """As `f1_parts`, of the mean loss."""
         rows = self.readable
         known = np.ones(len(rows))
-        if self.targets.ndim == 2:
+        if is_multi_hot(self.targets):
             known = (self.targets[rows] != UNKNOWN).mean(1)
         return self.losses[rows] * known, known
 
@@ -225,7 +225,7 @@ class SampleResults:
 
     def rows_of_class(self, label: int) -> np.ndarray:
         """The indices of the readable samples of which it is known whether they have the class, int64 (M,)."""
-        if self.targets.ndim == 1:
+        if not is_multi_hot(self.targets):
             return self.readable
         return self.readable[self.targets[self.readable, label] != UNKNOWN]
 
@@ -265,7 +265,7 @@ class SampleResults:
     @cached_property
     def calibrations(self) -> list[Calibration]:
         """Of the predicted classes; with several labels per sample of each label."""
-        if self.targets.ndim == 1:
+        if not is_multi_hot(self.targets):
             return [calibration(self.probabilities[self.readable, 0], self.hits(1)[self.readable])]
         assert self.scores is not None
         found = []
@@ -295,7 +295,7 @@ class SampleResults:
 
     def metrics(self, best: str | None = None) -> Metrics:
         """All metrics that apply; a sample was read. best: the one that decides; None: mean AP or top-1."""
-        multi_label = self.targets.ndim == 2
+        multi_label = is_multi_hot(self.targets)
         values = {metric.name: metric.compute(self) for metric in metrics_of(multi_label)}
         thresholds = tuple(self.used_thresholds.tolist()) if multi_label else None
         decision = Decision(thresholds, self.used_point, temperature=self.temperature)
@@ -338,13 +338,13 @@ def mean_by_group(results: SampleResults) -> SampleResults:
     differs = (targets[number] != own) & (own != UNKNOWN)
     errors = dict.fromkeys(np.setdiff1d(np.arange(len(names)), number).tolist(), "no image can be read")
     point = results.point
-    if point and point.groups and own.ndim == 2:
+    if point and point.groups and is_multi_hot(own):
         differs[:, point.label] = False  # the maximum is right
     elif point and point.groups:
         has_class = number[own == point.label]
         targets[has_class] = point.label
         differs &= ~np.isin(number, has_class)
-    if own.ndim == 2:
+    if is_multi_hot(own):
         rows, labels = np.nonzero(differs)
         targets[number[rows], labels] = UNKNOWN
     else:
@@ -352,7 +352,7 @@ def mean_by_group(results: SampleResults) -> SampleResults:
     targets[list(errors)] = PADDING
     found = results_of_scores(targets, means)
     of_groups = point and point.model_copy(update={"threshold": point.group_threshold})
-    thresholds = results.used_thresholds if own.ndim == 2 else None  # of the samples
+    thresholds = results.used_thresholds if is_multi_hot(own) else None  # of the samples
     return replace(found, errors=errors, thresholds=thresholds, point=of_groups, unit="groups")
 
 
@@ -364,7 +364,7 @@ def results_of_scores(targets: np.ndarray, scores: np.ndarray) -> SampleResults:
     values = torch.from_numpy(scores)
     labels = torch.from_numpy(targets)
     ranked = score_classes(values, labels, TOP_K)
-    if labels.ndim == 1:
+    if not is_multi_hot(labels):
         own = values.gather(1, labels.clamp(min=0)[:, None])[:, 0]
         ranked["losses"] = F.softplus(-own).masked_fill(labels == PADDING, 0)
     arrays: dict[str, Any] = {name: array.numpy() for name, array in ranked.items()}
@@ -412,7 +412,7 @@ def class_figures(results: SampleResults, num_classes: int) -> ClassFigures:
     """
     readable = results.readable
     targets, labels = results.targets[readable], results.labels[readable, 0]
-    if targets.ndim == 2:
+    if is_multi_hot(targets):
         is_known = targets != UNKNOWN
         chosen = results.predicted[readable] & is_known
         count, predicted, hits = (x.sum(axis=0) for x in (targets > 0, chosen, chosen & (targets > 0)))
@@ -442,7 +442,7 @@ def figures_of_counts(
 def classes_without_images(results: SampleResults | None, samples: Samples) -> list[str]:
     """The classes of whose samples none could be read; none without results, and with several labels per image."""
     targets = samples.targets
-    if not results or targets.ndim > 1:
+    if not results or is_multi_hot(targets):
         return []
     return [samples.class_names[label] for label in np.setdiff1d(targets, targets[results.readable])]
 
@@ -489,7 +489,7 @@ def coverage(results: SampleResults) -> np.ndarray:
 def worst_mistakes(results: SampleResults) -> list[int]:
     """The indices of the most confident wrong samples, or with several labels of the highest losses, worst first."""
     readable = results.readable
-    if results.targets.ndim == 2:
+    if is_multi_hot(results.targets):
         order = np.argsort(-np.nan_to_num(results.losses[readable], nan=np.inf), kind="stable")
         return readable[order][:NUM_MISTAKES].tolist()
     wrong = readable[~results.hits(1)[readable]]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datasets.sources.samples import UNKNOWN
+from datasets.sources.samples import UNKNOWN, is_multi_hot
 from engine.evaluation.ranking import divide
 from utils.files import atomic_write, make_own_folder
 from utils.tables import safe_cell, table_text
@@ -59,7 +59,7 @@ class Margins(NamedTuple):
 
 def margins(probabilities: Tensor, targets: Tensor) -> Margins:
     """probabilities: (N, C), C >= 2. targets: int64 (N,), or int8 (N, C), whose unknown labels have the margin 1."""
-    if targets.ndim == 2:
+    if is_multi_hot(targets):
         has_label = targets > 0
         is_unknown = targets == UNKNOWN
         of_label = torch.where(has_label, probabilities, 1 - probabilities).masked_fill(is_unknown, 1)
@@ -83,7 +83,7 @@ def write_suspects(
     the suspects. Raises OSError.
     """
     labels_per_image = 1
-    if found.labels.ndim == 2:
+    if is_multi_hot(found.labels):
         labels_per_image = len(names)
         names = [text for name in names for text in (f"not {name}", name)]
     flat = Margins(*map(np.ravel, found))

@@ -16,6 +16,7 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 import numpy as np
 import torch
 
+from datasets.sources.samples import is_multi_hot
 from engine.evaluation.calibration import NUM_BINS, Calibration, join_bins
 from engine.evaluation.influence import limits_of_classes
 from engine.evaluation.intervals import confidence_interval, figures_at, ranking_of
@@ -65,7 +66,7 @@ class ResultTables:
         """
         make_own_folder(self.folder)
         self._tables: dict[str, Any] = {}
-        analyze = self._analyze if results.targets.ndim == 1 else self._analyze_several_labels
+        analyze = self._analyze_several_labels if is_multi_hot(results.targets) else self._analyze
         analyze(results)
         self._write_array("logits", results.logits, results)
         is_small = results.scores is not None and results.scores.nbytes <= MAX_SCORES_BYTES
@@ -73,7 +74,7 @@ class ResultTables:
         self._write_curves(results)
         self._write_groups(metrics, results, about)
         point = results.used_point
-        is_binary = len(self.class_names) == 2 and results.targets.ndim == 1  # both classes have one AUROC
+        is_binary = len(self.class_names) == 2 and not is_multi_hot(results.targets)  # both classes have one AUROC
         class_auroc = None
         if (is_binary and metrics.best != "auroc") or (point and not is_binary):
             class_auroc = ranking_of(results, point.label if point else 1, self.class_names)
