@@ -82,9 +82,9 @@ def test_splits_of_the_data_of_the_run(trained, tmp_path):
 
 def test_more_images_than_rows_of_a_workbook(trained, tmp_path, monkeypatch):
     """12 images and a header."""
-    monkeypatch.setattr("engine.evaluation.session.MAX_ROWS", 13)
+    monkeypatch.setattr("engine.plan.evaluation.MAX_ROWS", 13)
     assert len(predict(tmp_path / "excel", f"-resume={trained}", "-format=excel")) == 12
-    monkeypatch.setattr("engine.evaluation.session.MAX_ROWS", 12)
+    monkeypatch.setattr("engine.plan.evaluation.MAX_ROWS", 12)
     with refused("-format excel"):
         predict(tmp_path / "excel", f"-resume={trained}", "-format=excel")
 

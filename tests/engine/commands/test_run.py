@@ -136,5 +136,6 @@ def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, monkeypatch
     run_here("-eval", f"-pretrained={result['checkpoint']}", "-output=eval")
     evaluated = read_result(only_run(Path("eval"), "eval"))
     assert tuple(evaluated) == RESULT_KEYS
-    same = ("top1", "loss", "samples", "split", "checkpoint")
+    same = ("top1", "samples", "split", "checkpoint")
     assert [evaluated[key] for key in same] == [result[key] for key in same]
+    assert evaluated["loss"] == pytest.approx(result["loss"], rel=1e-6)  # by other kernels
