@@ -295,7 +295,7 @@ def _refuse_flags_of_others(words: list[str], names: list[str]) -> None:
         raise UserError(described)
 
 
-def keys_of(program: Program) -> Iterator[tuple[str, str, str]]:
+def keys_of_program(program: Program) -> Iterator[tuple[str, str, str]]:
     """Of each flag of a program with a key here its name, the first key, and the rest of its row, {} for the value."""
     keys = {f"-{flag.name}": flag.key for flag in KEY_FLAGS}
     for name, row in program.flags.items():
@@ -311,7 +311,7 @@ def other_names() -> dict[str, str]:
     """Of a flag of another program, in capitals: the key here of its first option; the first program wins."""
     found: dict[str, str] = {}
     for program in programs().values():
-        for name, key, rest in keys_of(program):
+        for name, key, rest in keys_of_program(program):
             if "(similar" not in rest:
                 found.setdefault(name.upper().replace("-", "_"), key)
     sections = {key.partition(".")[0] for key in known_keys("vit")}

@@ -44,7 +44,7 @@ _TEXT_OF = {  # by pydantic's type of an error
 }
 
 
-class Row(NamedTuple):
+class OptionRow(NamedTuple):
     """The value of a key; {} for a section without keys.
 
     source: 'file:line' or a flag, '' if a rule gives the value. level: the position of the option layer, from 1, or 0.
@@ -63,7 +63,7 @@ class OptionTable:
     """
 
     def __init__(self, values: Values) -> None:
-        self.rows = {key: Row(value) for key, value in flatten(expand_switches(values))}
+        self.rows = {key: OptionRow(value) for key, value in flatten(expand_switches(values))}
         self.model_only = False
         self.rates_of_model = Values()
         self._last_source = ""
@@ -79,14 +79,14 @@ class OptionTable:
             self._last_source = source
             self._last_level += 1
         for key, value in flatten(expand_switches(values)):
-            self.rows[key] = Row(_merge(self.get(key), value), places.get(key, source), self._last_level)
+            self.rows[key] = OptionRow(_merge(self.get(key), value), places.get(key, source), self._last_level)
 
     def add_key(self, key: str, value: Any, source: str) -> None:
         self.add(nest({key: value}), source)
 
-    def row(self, key: str) -> Row:
+    def row(self, key: str) -> OptionRow:
         """The row of a default value if neither a layer nor a rule gives one."""
-        return self.rows.get(key, Row(None))
+        return self.rows.get(key, OptionRow(None))
 
     def origin(self, key: str) -> str:
         """'source: ' of the key, of a key below it, or of the value of its section; '' for a default value."""
@@ -112,7 +112,7 @@ class OptionTable:
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of the key, which may have a wrong type; `default` if neither a layer nor a rule gives one."""
-        return self.rows.get(key, Row(default)).value
+        return self.rows.get(key, OptionRow(default)).value
 
     def set(self, key: str, value: Any) -> None:
         """Sets a value that follows from others."""

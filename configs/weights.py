@@ -77,7 +77,7 @@ def _refuse_parts(path: Path) -> None:
         raise UserError(f"{path}: is an adapter without the weights that it belongs to; {fix}")
 
 
-def format_of(file: Path) -> str:
+def weights_format(file: Path) -> str:
     """The format of a weight file, by its first bytes: PADDLE, SAFETENSORS, TORCH, NPZ, or '' if it is unknown.
 
     A file that ends with .pdparams is PADDLE, so that torch never reads it; a pickle with another ending is not, for
@@ -146,7 +146,7 @@ def open_weights(path: str | Path) -> Header:
     Raises UserError: as `find_weights`; an unknown format, a damaged file, or a pickled model.
     """
     file = find_weights(str(path))
-    header = Header(file, format_of(file))
+    header = Header(file, weights_format(file))
     if not header.kind:
         known = ", ".join(WEIGHTS_EXTENSIONS)
         raise UserError(f"{file}: is no file of weights of a known format, or damaged; give one: {known}")
@@ -269,8 +269,8 @@ def follow_weights(
     Raises UserError: the weights describe no model of this version; their preprocessing contradicts the given one.
     """
     notes = []
-    of_data = keys_of("DATA", given)
-    of_model = keys_of("MODEL", given)
+    of_data = keys_in_section("DATA", given)
+    of_model = keys_in_section("MODEL", given)
     model = options.model
     data = options.data
     if record.kwargs and isinstance(model, TimmModel):
@@ -288,7 +288,7 @@ def follow_weights(
     return preprocessing_follows_weights(record, options, of_data, notes, evaluates and as_published)
 
 
-def keys_of(section: str, given: Collection[str]) -> set[str]:
+def keys_in_section(section: str, given: Collection[str]) -> set[str]:
     """The keys of a section among dotted keys."""
     return {key.removeprefix(f"{section}.") for key in given if key.startswith(f"{section}.")}
 

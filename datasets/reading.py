@@ -17,7 +17,7 @@ from datasets.sources.formats import refuse_format
 from datasets.sources.groups import group, warn_of_shared_groups
 from datasets.sources.listed.parquet import Parquet
 from datasets.sources.listing import forget_listings, name_like
-from datasets.sources.numbering import check_names, name_numbers, number, rename, take_classes
+from datasets.sources.numbering import check_names, name_numbers, number_classes, rename, take_classes
 from datasets.sources.rows import Rows, cut, read_rows
 from datasets.sources.samples import ImageFiles, Samples, listing_arrays
 from datasets.sources.share import take_share
@@ -154,7 +154,17 @@ def apply_stages(source: Source, wanted: Wanted) -> Rows:
     The cut is made on the labels that the data have. An error ends the stages.
     """
     rows = read_rows(source, wanted)
-    stages = (group, cut, check_names, name_numbers, rename, take_classes, take_share, number, warn_of_shared_groups)
+    stages = (
+        group,
+        cut,
+        check_names,
+        name_numbers,
+        rename,
+        take_classes,
+        take_share,
+        number_classes,
+        warn_of_shared_groups,
+    )
     try:
         for stage in stages:
             if rows.findings:

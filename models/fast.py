@@ -50,7 +50,7 @@ def use_fast_paths(
     texts = []
     with _without_traces(model, images):
         try:
-            trial = Trial(forward or model, images, tolerance, autocast)
+            trial = Proof(forward or model, images, tolerance, autocast)
         except Exception as error:
             return f"no fast paths ({_reason(error)})"
         for name in names:
@@ -99,7 +99,7 @@ def noise(shape: Sequence[int], device: torch.device) -> Tensor:
     return torch.randn(2, *shape, generator=seeded_generator("fast paths")).to(device)
 
 
-class Trial:
+class Proof:
     """The logits of a plain model on noise, with which those of the faster one must agree.
 
     pairs: of the pass. reason: why parts of the last path were not kept.
@@ -220,7 +220,7 @@ def _fold(pair: Pair) -> Undo:
     return undo
 
 
-_PATHS: dict[str, tuple[Callable[[nn.Module, Trial], list[Any]], Callable[[Any], Undo]]] = {
+_PATHS: dict[str, tuple[Callable[[nn.Module, Proof], list[Any]], Callable[[Any], Undo]]] = {
     ATTENTION: (lambda model, _: plain_attention(model), _fuse),
     CHANNELS_LAST: (lambda model, _: [model] if is_convolutional(model) else [], to_channels_last),
     NORMS: (lambda _, trial: list(dict.fromkeys(trial.pairs)), _fold),

@@ -18,7 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import Command, parse_command_line
-from configs.weights import NO_RECORD, PLACE, SPLIT, WeightsRecord, keys_of
+from configs.weights import NO_RECORD, PLACE, SPLIT, WeightsRecord, keys_in_section
 from datasets.loading.loader import build_eval_loader
 from datasets.sources.samples import Samples
 from datasets.sources.split import hash_paths
@@ -27,7 +27,7 @@ from engine.evaluation.images import IMAGES, read_trained
 from engine.evaluation.intervals import OF_POINT, decide_at
 from engine.evaluation.paired import paired_limits
 from engine.evaluation.results import SampleResults
-from engine.evaluation.session import EvaluationSession, build_session
+from engine.evaluation.session import EvaluationSession, build_evaluation_session
 from engine.run.log import RunLogger
 from scripts.flags import add_flag, find_source, script_parser, split_flags, split_sources
 from scripts.weights.trained_model import locate_weights
@@ -58,9 +58,11 @@ def main(argv: list[str]) -> int:
     files = [locate_weights(find_source(name)) for name in names]
     of_old = read_record(str(files[0])) or NO_RECORD
     context = single_process()
-    new = build_session(_command(files[1], of_old, rest), context, RunLogger(context))  # its notes: on other images
+    new = build_evaluation_session(
+        _command(files[1], of_old, rest), context, RunLogger(context)
+    )  # its notes: on other images
     logger = RunLogger(context)
-    old = build_session(_command(files[0], of_old, rest), context, logger)
+    old = build_evaluation_session(_command(files[0], of_old, rest), context, logger)
     logger.begin()
     samples = old.plan.samples
     samples.hash_content()
@@ -127,7 +129,7 @@ def _figures_at_points(
 def _command(file: Path, of_old: WeightsRecord, rest: list[str]) -> Command:
     """The command that evaluates `file` on the images that OLD has held out, wherever the data are."""
     command = parse_command_line(["-eval", f"-pretrained={file}", "-split=val", *rest], SCRIPT)
-    given = keys_of("DATA", command.given)
+    given = keys_in_section("DATA", command.given)
     keys = SPLIT if "DATA_PATH" in given else (*PLACE, *SPLIT)
     of_data = {key.lower(): of_old.data[key] for key in {*keys} & of_old.data.keys() - given}
     return replace(command, config=command.config.with_data(**of_data))

@@ -54,9 +54,9 @@ def main(argv: list[str]) -> int:
         check_target(flags.output, flags.format, source)
     command = parse_command_line(["-eval", f"-pretrained={source}", *rest], SCRIPT)
     require(f"-format {flags.format}", *FORMATS[flags.format].packages)
-    from scripts.exporting.run import run  # after the checks: importing torch and timm takes seconds
+    from scripts.exporting.run import run_export  # after the checks: importing torch and timm takes seconds
 
-    return run(source, command, flags)
+    return run_export(source, command, flags)
 
 
 if __name__ == "__main__":

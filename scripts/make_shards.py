@@ -45,7 +45,7 @@ from datasets.loading.loader import BadImageList
 from datasets.loading.workers import default_num_workers
 from datasets.reading import read_data
 from datasets.recognition import recognize_dataset
-from datasets.shards.index import INDEX_NAME, INFO_FILE, Index, Shard, encode_index, join, to_index
+from datasets.shards.index import INDEX_NAME, INFO_FILE, Index, Shard, encode_index, join_indexes, to_index
 from datasets.shards.records import LABELS_KEY, UNKNOWN_SUFFIX, Label, chunks_of, join_labels, read_records
 from datasets.sources.samples import UNKNOWN, EncodedImages
 from datasets.sources.shared_arrays import PackedStrings, StringPacker
@@ -113,7 +113,7 @@ def main(argv: list[str]) -> int:
             split = OrderedSplit(name, images, data, flags.size)
             written[name] = write_split(output, split, flags.shard_mb * 1e6, bad_images, label_key, group_key)
             extensions |= split.extensions
-        index = join(list(itertools.chain(*written.values())), label_key, group_key)
+        index = join_indexes(list(itertools.chain(*written.values())), label_key, group_key)
         atomic_write(output / INDEX_NAME, encode_index(index))
         atomic_write(output / INFO_FILE, json.dumps(info(written, splits["train"], label_key), indent=1))
     except BaseException as error:

@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs.flags import Parser, add_flag
 from configs.load import RUN_OPTIONS
 from configs.yaml_io import format_value
-from engine.report.charts import Chart, curves_of, option
-from engine.report.contents import Evaluation, RunContents, read_contents
+from engine.report.charts import Chart, curves_of, option_text
+from engine.report.contents import EvaluationContents, RunContents, read_contents
 from engine.report.page import COMPARISON, comparison_page, run_page
 from engine.report.settings import compare_settings
 from engine.report.tables import (
@@ -146,7 +146,7 @@ def _as_png(charts: Sequence[Chart]) -> bytes:
     return file.getvalue()
 
 
-def _pool(groups: Sequence[Group], folder: Path, problems: list[str]) -> dict[str, Evaluation]:
+def _pool(groups: Sequence[Group], folder: Path, problems: list[str]) -> dict[str, EvaluationContents]:
     """The evaluation of all held-out images of each group of folds, by the end of its title; adds reasons for none."""
     found = {}
     folds = [group for group in groups if group.are_folds]
@@ -195,7 +195,7 @@ def _tables(runs: Sequence[RunContents], groups: Sequence[Group]) -> str:
         rows = []
         for group in groups:
             values = (group.options[key] for key in keys[:_MAX_OPTIONS])
-            texts = ("-" if value is None else option(value) for value in values)
+            texts = ("-" if value is None else option_text(value) for value in values)
             rows.append([*texts, *(group.texts[name] or "-" for name in columns)])
         table = _fitted([*keys[:_MAX_OPTIONS], *columns], rows)
         parts.append("\n".join(["Runs that differ only in seed or fold:", *table]))

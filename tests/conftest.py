@@ -42,7 +42,7 @@ from utils.errors import UserError
 from utils.notes import RUN_LOG, Note
 from utils.signals import TERMINATION_SIGNALS
 from utils.system import is_installed
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 ROOT = Path(__file__).parents[1]
 # The modules of the packages that `requirements*.txt` call optional.
@@ -399,11 +399,11 @@ def session_for(argv: list[str], context: ProcessContext = CPU) -> Any:
     from engine.plan.training import plan_training  # imported late: most tests need no training
     from engine.run.log import RunLogger
     from engine.training.batch_size import find_batch_size
-    from engine.training.session import build_session
+    from engine.training.session import build_training_session
 
     logger = RunLogger(context)
     plan = plan_training(parse_command_line(argv), context, logger, find_batch_size)
-    session = build_session(plan, context, logger)
+    session = build_training_session(plan, context, logger)
     logger.begin()
     return session
 
@@ -542,7 +542,7 @@ def rows(folder: Path) -> list[dict]:
         "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "peak_memory_bytes",
         "train_seconds", "launch_bound_share",
     }  # fmt: skip
-    return [{key: row[key] for key in row.keys() - measured} for row in read_rows(folder / "metrics.csv")]
+    return [{key: row[key] for key in row.keys() - measured} for row in read_csv_rows(folder / "metrics.csv")]
 
 
 def export_as(kind: str, weights: Path, output: Path, *words: str) -> None:

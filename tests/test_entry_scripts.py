@@ -12,7 +12,7 @@ from PIL import Image
 
 import main_single_gpu
 from tests.datasets.photo import PHOTO
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 RECIPE = """
@@ -65,7 +65,7 @@ def test_run_folder_contents(trained):
     assert any((folder / "details").glob("events.out.tfevents*"))
     assert re.fullmatch(r"vit-\d{8}-\d\d-\d\d", folder.name)
     assert (folder / "details/train_batch.png").read_bytes().startswith(b"\x89PNG")
-    rows = read_rows(folder / "metrics.csv")
+    rows = read_csv_rows(folder / "metrics.csv")
     assert [row["epoch"] for row in rows] == ["1", "2"]
     result = read_result(folder)
     assert result["top1"] == max(float(row["val_top1"]) for row in rows)

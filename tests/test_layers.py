@@ -221,3 +221,18 @@ def test_only_the_precision_reads_the_keys_of_amp():
         if re.search(r"\bamp\.\w|[\"']AMP[\"'.]", text) and "precision" not in path.parts:
             readers.add(path.name)
     assert not readers
+
+
+# `Model` of facts.py is a key in run.json; check.py is copied beside an export, and imports nothing of ours.
+TWICE = {"main", "Model", "open_image"}
+
+
+def test_a_public_name_is_defined_once():
+    names = Counter[str]()
+    for path in SOURCES:
+        names.update(
+            node.name
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+        )
+    assert {name for name, number in names.items() if number > 1} == TWICE

@@ -19,7 +19,7 @@ from datasets.shards.location import parse_location
 from datasets.shards.store import ShardStore
 from datasets.sources.source import source_class
 from engine.run.loggers import check_loggers
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 
 def requirements(name: str) -> list[Requirement]:
@@ -90,7 +90,7 @@ def test_commands_need_the_required_packages_only(tmp_path, monkeypatch):
     evaluated = only_run(tmp_path, "eval") / "evaluation"
     assert (evaluated / "per_class.csv").read_text() == (folder / "evaluation/per_class.csv").read_text()
     assert json.loads((evaluated / "summary.json").read_text())["attention"] is None
-    assert len(read_rows(tmp_path / "predictions.csv")) == 7
+    assert len(read_csv_rows(tmp_path / "predictions.csv")) == 7
     assert (only_run(tmp_path, "profile") / "trace.json.gz").exists()
 
 

@@ -17,7 +17,7 @@ _FORMULA = ("=", "+", "-", "@")
 _NUMBER = re.compile(r"[+-]([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
+def read_csv_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file that have a cell for each column; a crash leaves the last one incomplete."""
     with open(path, newline="", encoding="utf-8") as file:
         complete_lines = (line for line in file if line.endswith("\n"))

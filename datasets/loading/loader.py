@@ -41,7 +41,7 @@ from utils.distributed import ProcessContext, gather_objects
 from utils.errors import Unavailable, UserError, to_single_line
 from utils.files import own_file, unshared
 from utils.notes import RANK_LOG, RUN_LOG, Note
-from utils.tables import format_bytes, read_rows, safe_cell
+from utils.tables import format_bytes, read_csv_rows, safe_cell
 from utils.torch_compat import tree_map_only
 
 warnings.filterwarnings("ignore", message="This DataLoader will create")  # the log compares workers and cores
@@ -67,7 +67,7 @@ class BadImageList:
         self.file = unshared(folder / self._name)
         self._listed = set[str]()
         with suppress(FileNotFoundError):
-            self._listed = {row.get("path", "") for row in read_rows(self.file)}
+            self._listed = {row.get("path", "") for row in read_csv_rows(self.file)}
         return self
 
     def add(self, images: Iterable[BadImage]) -> None:

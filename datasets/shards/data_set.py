@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from datasets.shards.index import INDEX_NAME, Index, Shard, encode_index, join, read_index, to_index
+from datasets.shards.index import INDEX_NAME, Index, Shard, encode_index, join_indexes, read_index, to_index
 from datasets.shards.location import find_shards, parse_location
 from datasets.shards.records import DamagedShard, labels_in, read_records
 from datasets.shards.samples import ShardCache, ShardReader, TarSamples, cache_folder
@@ -228,7 +228,7 @@ class _StoredRows:
     def join(self) -> Index:
         """Returns the index of the wanted shards whose rows are known."""
         known = [self.indexes[name] for name in self.wanted if name in self.indexes]
-        return join(known, self.label_key, self.group_key)
+        return join_indexes(known, self.label_key, self.group_key)
 
     def save(self, path: Path) -> None:
         """Writes the rows that are known; none without labels, or if some labels are numbers and others names."""

@@ -124,7 +124,7 @@ def to_index(shard: Shard, records: Sequence[Record], origin: str) -> Index:
     return Index([shard], class_names, arrays)
 
 
-def join(indexes: Sequence[Index], label_key: str = "", group_key: str = "") -> Index:
+def join_indexes(indexes: Sequence[Index], label_key: str = "", group_key: str = "") -> Index:
     """The index of the shards of several indexes. Its `class_names` are the classes with an image.
 
     Raises UserError if some labels are numbers and others are names.

@@ -109,7 +109,7 @@ def _count(rows: Rows) -> np.ndarray:
     return np.sum([samples.class_counts(len(rows.class_names)) for samples in rows.splits.values()], axis=0)
 
 
-def number(rows: Rows, wanted: Wanted) -> Rows:
+def number_classes(rows: Rows, wanted: Wanted) -> Rows:
     """Gives the images the labels of a checkpoint's classes, else of DATA.CLASSES, by name.
 
     Samples without class names keep their labels. Findings: see `_check_classes`. Raises UserError: as `map_labels`.

@@ -69,7 +69,7 @@ class _Content(BaseModel, strict=True, arbitrary_types_allowed=True):
     class_names: list[Any] | None
 
 
-class Place(NamedTuple):
+class CheckpointPlace(NamedTuple):
     """A checkpoint in the folder of a run, and where it stands: its epoch and the share of the epoch."""
 
     path: Path
@@ -82,12 +82,12 @@ class Place(NamedTuple):
         return self.best is not None and self.progress == (self.best["epoch"], 0.0)
 
 
-def _place_of(path: Path, state: dict[str, Any]) -> Place:
+def _place_of(path: Path, state: dict[str, Any]) -> CheckpointPlace:
     steps = EpochLayout.of_geometry(state["geometry"]).steps_per_epoch
-    return Place(path, (state["epoch"], state["done_steps"] / max(steps, 1)), state["best"])
+    return CheckpointPlace(path, (state["epoch"], state["done_steps"] / max(steps, 1)), state["best"])
 
 
-def read_places(folder: Path) -> list[Place]:
+def read_places(folder: Path) -> list[CheckpointPlace]:
     """The places of the checkpoints of a folder; without those that are damaged or of another program."""
     places = []
     for path in checkpoints_by_progress(folder):
@@ -111,10 +111,10 @@ class FoundCheckpoint:
     state: dict[str, Any]
     notes: list[str]
     run_folder: Path | None
-    places: list[Place]
+    places: list[CheckpointPlace]
 
     @property
-    def place(self) -> Place:
+    def place(self) -> CheckpointPlace:
         return _place_of(self.path, self.state)
 
 

@@ -17,7 +17,7 @@ from engine.evaluation.files import EXPLANATIONS, EvaluationFiles, write_maps
 from engine.evaluation.images import write_images
 from engine.evaluation.predictions import CSV_FILE, Predictions, batches_per_write
 from engine.evaluation.results import TOP_K, classes_without_images
-from engine.evaluation.session import EvaluationSession, build_session
+from engine.evaluation.session import EvaluationSession, build_evaluation_session
 from engine.features.store import embed
 from engine.plan.decision import write_measured
 from engine.plan.evaluation import EvaluationPlan
@@ -34,7 +34,7 @@ from utils.files import absolute_file
 def evaluate(command: Command, context: ProcessContext) -> int:
     """Evaluates the weights of -pretrained, or the checkpoint that -resume names; records the result."""
     logger = start_log(command, context)
-    session = build_session(command, context, logger)
+    session = build_evaluation_session(command, context, logger)
     plan, evaluator = session.plan, session.evaluator
     config, samples = plan.config, plan.samples
     folder = open_new_folder(replace(command, config=config), context, logger, "eval-")
@@ -56,7 +56,7 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         assert results
         from engine.report import page  # late: the answer has been printed
         from engine.report.contents import contents_of
-        from engine.report.overview import class_figures, score_text, shift_by_weights
+        from engine.report.overview import class_lines, score_text, shift_by_weights
 
         about = {"split": plan.split, "checkpoint": absolute_file(session.weights)}
         logger.record.set_result(
@@ -83,7 +83,7 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         score = score_text(contents, contents.evaluation, metrics.score)
         figure = f"{plan.title} {metrics.metric.title} {plan.images.remark}".rstrip()
         logger.info(f"----- {figure}: {score}")
-        for line in class_figures(contents):
+        for line in class_lines(contents):
             logger.info(f"----- {line}")
         try:
             logger.info(f"----- Report: {page.write_report(folder)}")
@@ -113,7 +113,7 @@ def predict(command: Command, context: ProcessContext) -> int:
     assert options
     if context.is_main and options.folder:
         check_writable(options.folder)
-    session = build_session(command, context, logger)
+    session = build_evaluation_session(command, context, logger)
     command = replace(command, config=session.plan.config)
     folder = options.folder or open_new_folder(command, context, logger, "embed-" if options.embeds else "predict-")
     if context.is_main:

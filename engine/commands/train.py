@@ -9,7 +9,7 @@ import torch
 from configs.command_line import Command
 from datasets.loading.loader import cache_images
 from engine.checkpoint.run_folder import check_writable
-from engine.evaluation.session import build_session as build_eval_session
+from engine.evaluation.session import build_evaluation_session
 from engine.plan.training import plan_training
 from engine.run import cost
 from engine.run.baseline import measure_baseline
@@ -21,7 +21,7 @@ from engine.training.loss import build_loss
 from engine.training.minutes import fit_into_minutes
 from engine.training.outputs import open_outputs, open_profile, refuse_other_images
 from engine.training.probe_run import run_probe, solve_new_head
-from engine.training.session import build_session
+from engine.training.session import build_training_session
 from engine.training.trainer import Trainer
 from utils.distributed import ProcessContext, call_on_main
 from utils.signals import handle_signals
@@ -44,7 +44,7 @@ def train(command: Command, context: ProcessContext) -> int:
         reads = plan.steps * plan.batch.global_size  # a profile and a dry run read too few images for a cache
         if note := cache_images([plan.train, plan.val], plan.config.data, reads, context):
             logger.note(note.on("Data"))
-        session = build_session(plan, context, logger, solved)
+        session = build_training_session(plan, context, logger, solved)
         outputs = open_outputs(command, session, logger, locks)
         locks.callback(outputs.reporter.close)  # if training fails
         trainer = Trainer(session, outputs)
@@ -62,7 +62,7 @@ def profile(command: Command, context: ProcessContext) -> int:
 
     logger = start_log(command, context)
     command = replace(command, config=command.config.changed(loggers=()))  # a profile is no result
-    session = build_session(plan_training(command, context, logger, find_batch_size), context, logger)
+    session = build_training_session(plan_training(command, context, logger, find_batch_size), context, logger)
     profile_run(session, open_profile(command, session, logger))
     return 0
 
@@ -76,12 +76,12 @@ def dry_run(command: Command, context: ProcessContext) -> int:
     log_options(command, logger)
     if command.config.eval.enabled:
         check_writable(Path(command.config.save))
-        session = build_eval_session(command, context, logger)
+        session = build_evaluation_session(command, context, logger)
         config, model, lines = session.plan.config, session.meta_model, session.lines
     else:
         plan = plan_training(command, context, logger, find_batch_size)
         check_writable(plan.run_folder or Path(plan.config.save))
-        trained = build_session(plan, context, logger)
+        trained = build_training_session(plan, context, logger)
         refuse_other_images(command, trained, logger)
         config = plan.config
         state = trained.state

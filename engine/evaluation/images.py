@@ -38,7 +38,7 @@ _UNREAD = bytes(_BYTES)
 _DAMAGES = (OSError, EOFError, ValueError, TypeError, ZlibError, csv.Error)  # of a file, also of none
 
 
-class Row(NamedTuple):
+class ImageRow(NamedTuple):
     """An image. path: relative to the folder of the data. sha256: in hexadecimal digits, '' if it was not read."""
 
     split: str
@@ -48,7 +48,7 @@ class Row(NamedTuple):
     sha256: str
 
 
-def read_images(folder: Path) -> list[Row]:
+def read_image_table(folder: Path) -> list[ImageRow]:
     """The rows of `images.csv.gz` in the folder of a run; none if there is no such file, or a damaged one."""
     with suppress(*_DAMAGES):
         return [*_rows_of(_lines(folder))]
@@ -57,7 +57,7 @@ def read_images(folder: Path) -> list[Row]:
 
 def read_trained(folder: Path, digests: Container[bytes]) -> tuple[set[bytes], int, int]:
     """Those of the `digests`, in hexadecimal digits, that training images of a run have; the number of its training
-    images, and of those that it had read; nothing as of `read_images`.
+    images, and of those that it had read; nothing as of `read_image_table`.
     """
     found = set[bytes]()
     number = known = 0
@@ -91,9 +91,9 @@ def _lines(folder: Path) -> Iterator[bytes]:
             yield line
 
 
-def _rows_of(lines: Iterable[bytes]) -> Iterator[Row]:
+def _rows_of(lines: Iterable[bytes]) -> Iterator[ImageRow]:
     for cells in csv.reader(line.decode("utf-8", "surrogateescape") for line in lines):
-        yield Row(*cells)
+        yield ImageRow(*cells)
 
 
 @dataclass
@@ -103,7 +103,7 @@ class ImagesAtHand:
     splits: Mapping[str, Samples]
     content: bytearray
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[ImageRow]:
         index = 0
         for split, samples in self.splits.items():
             names = names_of_labels(samples, len(samples.class_counts(0)))
@@ -112,7 +112,7 @@ class ImagesAtHand:
                 labels = map(names.__getitem__, samples.targets.tolist())
             for path, label, group in zip(samples.paths, labels, samples.groups or repeat(""), strict=False):
                 digest = self.content[index : index + _BYTES]
-                yield Row(split, path, label, group, "" if digest == _UNREAD else digest.hex())
+                yield ImageRow(split, path, label, group, "" if digest == _UNREAD else digest.hex())
                 index += _BYTES
 
     def digest(self) -> str:
@@ -139,7 +139,7 @@ class ImagesAtHand:
             io.TextIOWrapper(packed, encoding="utf-8", errors="surrogateescape", newline="") as text,
         ):
             rows = csv.writer(text, lineterminator="\n")
-            rows.writerow(Row._fields)
+            rows.writerow(ImageRow._fields)
             rows.writerows(self.rows())
 
 
@@ -237,7 +237,7 @@ def compare_images(
     found = Differences()
     content = memoryview(images.content)  # whose size stays
 
-    def match(old: Row, new: Row, index: int) -> None:
+    def match(old: ImageRow, new: ImageRow, index: int) -> None:
         found.common += 1
         label = old.label
         if renames:
@@ -247,8 +247,8 @@ def compare_images(
         if fills and not new.sha256:
             content[index * _BYTES : (index + 1) * _BYTES] = bytes.fromhex(old.sha256) or _UNREAD
 
-    waiting = dict[tuple[str, ...], Row]()
-    to_come = dict[tuple[str, ...], tuple[Row, int]]()
+    waiting = dict[tuple[str, ...], ImageRow]()
+    to_come = dict[tuple[str, ...], tuple[ImageRow, int]]()
     rows = _rows_of_splits(before, images, found, fills)
     for index, (old, new) in enumerate(zip_longest(rows, images.rows())):
         if new:
@@ -266,7 +266,9 @@ def compare_images(
     return found
 
 
-def _rows_of_splits(before: Iterable[bytes], images: ImagesAtHand, found: Differences, is_own: bool) -> Iterator[Row]:
+def _rows_of_splits(
+    before: Iterable[bytes], images: ImagesAtHand, found: Differences, is_own: bool
+) -> Iterator[ImageRow]:
     """The rows of the splits at hand. Unless they are of this run, `found` gets the contents that were trained on."""
     splits = {*images.splits}
     is_whole = splits == {"all"}

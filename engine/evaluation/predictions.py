@@ -19,7 +19,7 @@ from configs.schema.operating_point import OperatingPoint, probability_of
 from datasets.sources.samples import Samples
 from engine.evaluation.files import EXPLANATIONS, explanation_file
 from engine.evaluation.ranking import reaches
-from engine.evaluation.results import TOP_K, SampleResults, join, mean_by_group, name_of_target
+from engine.evaluation.results import TOP_K, SampleResults, join_results, mean_by_group, name_of_target
 from engine.progress import Metrics
 from utils.distributed import ProcessContext, call_on_main
 from utils.files import atomic_write, open_atomically, without_none
@@ -216,7 +216,7 @@ class Predictions:
             atomic_write(self.folder / COUNTS_FILE, table_text(header, rows))
             paths.append(self.folder / COUNTS_FILE)
         if self.samples.groups is not None and self._kept[0].scores is not None:
-            self._write_groups(join(self._kept), np.array([*self.samples.groups]))
+            self._write_groups(join_results(self._kept), np.array([*self.samples.groups]))
             paths.append(self.folder / GROUPS_FILE)
 
     def _write_groups(self, results: SampleResults, groups: np.ndarray) -> None:
@@ -234,7 +234,7 @@ class Predictions:
 
     def metrics(self, best: str | None) -> Metrics:
         """The metrics of labelled data, whose results are in memory. best: of `EVAL.BEST_METRIC`."""
-        return replace(join(self._kept), thresholds=self.thresholds, point=self.point).metrics(best)
+        return replace(join_results(self._kept), thresholds=self.thresholds, point=self.point).metrics(best)
 
     def _predicted(self, results: SampleResults) -> list[str]:
         predicted = replace(results, thresholds=self.thresholds).predicted

@@ -306,7 +306,7 @@ _MAX_CELLS = 250_000  # scores that choose the temperature
 _PER_SAMPLE = ("targets", "labels", "probabilities", "losses", "scores", "logits", "groups")
 
 
-def join(parts: Sequence[SampleResults]) -> SampleResults:
+def join_results(parts: Sequence[SampleResults]) -> SampleResults:
     """The results of all samples of the parts, such as folds, without the reasons of unreadable ones."""
     arrays = {name: [getattr(part, name) for part in parts] for name in _PER_SAMPLE}
     joined: dict[str, Any] = {name: np.concatenate(found) for name, found in arrays.items() if found[0] is not None}

@@ -103,7 +103,7 @@ class EvaluationSession:
         ]
 
 
-def build_session(command: Command, context: ProcessContext, logger: RunLogger) -> EvaluationSession:
+def build_evaluation_session(command: Command, context: ProcessContext, logger: RunLogger) -> EvaluationSession:
     """The session of the weights of MODEL.PRETRAINED, or of the run that -resume names.
 
     Raises UserError: the weights do not fit the model; -threshold rejects no image; a workbook has fewer rows.

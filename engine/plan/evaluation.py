@@ -25,7 +25,7 @@ from configs.weights import (
     OF_EVERY_MODEL,
     WeightsRecord,
     follow_weights,
-    keys_of,
+    keys_in_section,
     model_follows_weights,
     prediction_needs_no_labels,
 )
@@ -238,7 +238,7 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord, list[No
 def _follow_named_model(command: Command, file: WeightsFile | None) -> tuple[Config, list[Note | Fact]]:
     """The options with the model that another program's file names, if none is given."""
     options = command.config
-    of_model = keys_of("MODEL", command.given)
+    of_model = keys_in_section("MODEL", command.given)
     if not file or not file.model_section or not of_model <= OF_EVERY_MODEL:
         return options, []
     named = WeightsRecord(str(file.file), model=file.model_section, data={})

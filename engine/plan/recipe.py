@@ -14,7 +14,7 @@ from configs.load import read_layers
 from configs.programs import program_of, shown_path, split_words
 from configs.resolve import model_follows_source, rate_of_tuning, recipe_follows_data
 from configs.schema.section import without
-from configs.weights import OF_EVERY_MODEL, keys_of
+from configs.weights import OF_EVERY_MODEL, keys_in_section
 from configs.yaml_io import Values, as_option
 from datasets.recognition import recognize_dataset
 from datasets.sources.groups import group
@@ -82,7 +82,7 @@ def _choice_for(command: Command) -> Choice | None:
         return None
     data_set = given.get("DATA.DATASET", "folder")
     if data_set == "digits":
-        is_open = keys_of("MODEL", given) <= {"RESUME"}
+        is_open = keys_in_section("MODEL", given) <= {"RESUME"}
         return Choice(_recipe("vit_digits"), "a ViT for these images") if is_open else None
     if "DATA.DATA_PATH" not in given or data_set not in _OWN_IMAGES:
         return None
@@ -90,7 +90,7 @@ def _choice_for(command: Command) -> Choice | None:
         model = {"model": config.model.name}  # as a key of -opts it would keep the layers of a recipe
         choice = _choose(replace(command, flags=argparse.Namespace(**vars(command.flags) | model)))
         return choice and replace(choice, flags=choice.flags | model)
-    keys = {key.partition(".")[0] for key in keys_of("MODEL", given)}
+    keys = {key.partition(".")[0] for key in keys_in_section("MODEL", given)}
     has_timms_model = command.flags.model or config.model.pretrained == "timm"
     return _choose(command) if has_timms_model or keys <= OF_EVERY_MODEL else None
 

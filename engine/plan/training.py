@@ -42,7 +42,7 @@ from engine.checkpoint.files import FoundCheckpoint, find_checkpoint, runs_newes
 from engine.checkpoint.run_folder import checkpoints_by_progress
 from engine.checkpoint.weights_record import read_record, record_of, weights_record
 from engine.parallel import check_compiler
-from engine.precision.policy import compute_dtype, fuse_blocks
+from engine.precision.policy import compute_dtype, use_fused_blocks
 from engine.run.cost import describe_model
 from engine.run.facts import Preprocessing, TrainingData, read_fact
 from engine.run.folder import next_command
@@ -403,7 +403,7 @@ def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger
     number = 0
     reason = ""
     if config.model.fused_blocks and not config.model.grad_checkpointing:
-        number, reason = fuse_blocks(model, config.amp, context)
+        number, reason = use_fused_blocks(model, config.amp, context)
     if number:
         return config
     seconds = _eager_seconds(plan, model, context)

@@ -194,7 +194,7 @@ def set_process_switches(config: Config, device: torch.device) -> None:
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
-def fuse_blocks(model: nn.Module, options: Amp, context: ProcessContext) -> tuple[int, str]:
+def use_fused_blocks(model: nn.Module, options: Amp, context: ProcessContext) -> tuple[int, str]:
     """Gives the blocks of a plain ViT Triton kernels, on a GPU in half, without shards and lists of their other ops.
 
     In bfloat16 their residual stream is bfloat16, too, unless `add` is on the black list (docs/log.md, bfloat16).

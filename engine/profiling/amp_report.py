@@ -24,7 +24,7 @@ _COLUMNS = ("module", "op", "dtype", "largest", "largest_float32", "gradient", "
 
 
 @dataclass(frozen=True)
-class Problem:
+class PrecisionProblem:
     """changes: options that may mend it, the loss scale with them, and their words; in the order to try."""
 
     text: str
@@ -43,7 +43,7 @@ def report_amp(state: TrainState, batch: Batch) -> tuple[list[str], str]:
         return [*lines, *describe_safe(values)], ops_table(values)
     lines.append(problem.text)
     if problem.changes:
-        lines.append(mend(passes, problem))
+        lines.append(first_mend(passes, problem))
     return lines, ops_table(values)
 
 
@@ -97,10 +97,12 @@ def place(pair: Pair) -> str:
     return pair.half.module or "the model"
 
 
-def find_problem(values: Values) -> Problem | None:
+def find_problem(values: Values) -> PrecisionProblem | None:
     """The first value that overflows, else the first gradient, else the block that loses most of its gradients."""
     if not math.isfinite(values.loss):
-        return Problem("The loss is not finite in float32 either: lower TRAIN.BASE_LR, and check the images.", [])
+        return PrecisionProblem(
+            "The loss is not finite in float32 either: lower TRAIN.BASE_LR, and check the images.", []
+        )
     dtype = str(values.precision.dtype).removeprefix("torch.")
     bfloat16, words = values.precision.with_bfloat16()
     other = (bfloat16, 1.0, words)
@@ -114,20 +116,20 @@ def find_problem(values: Values) -> Problem | None:
         too_large = [pair for pair in values.ops if pair.exact.largest > limit]
         entries = dict.fromkeys(map(entry_of, (first, *too_large)))
         if len(entries) > _MAX_LISTED or not all(entries):
-            return Problem(text, [other])
+            return PrecisionProblem(text, [other])
         listed, words = values.precision.with_black_list(entries)
-        return Problem(text, [(listed, values.scale, words), other])
+        return PrecisionProblem(text, [(listed, values.scale, words), other])
     scaled, words = values.precision.with_scale(best_scale(values))
     changes = [(scaled, Precision(scaled, values.precision.device).scaler.initial_scale, words), other]
     for pair in (*reversed(values.ops), *values.weights):
         if not math.isfinite(pair.half.gradient):
             text = f"The gradients overflow in {place(pair)} at loss scale {values.scale:g}"
-            return Problem(f"{text}; a dynamic scale falls by itself.", changes)
+            return PrecisionProblem(f"{text}; a dynamic scale falls by itself.", changes)
     name, worst = max(values.groups.items(), key=lambda group: lost_share(group[1]))
     if lost_share(worst) <= MAX_LOST_SHARE:
         return None
     text = f"{lost_share(worst):.1%} of the gradients in {name or 'the model'} are zero in {dtype} at loss scale"
-    return Problem(f"{text} {values.scale:g}, and not in float32.", changes)
+    return PrecisionProblem(f"{text} {values.scale:g}, and not in float32.", changes)
 
 
 def entry_of(pair: Pair) -> str:
@@ -143,7 +145,7 @@ def best_scale(values: Values) -> float:
     return 2.0 ** (math.floor(math.log2(LARGEST / largest)) - 1) if largest else values.scale
 
 
-def mend(passes: Passes, problem: Problem) -> str:
+def first_mend(passes: Passes, problem: PrecisionProblem) -> str:
     """The first change that leaves no problem, as words of a command line."""
     for options, scale, words in problem.changes:
         if not find_problem(passes.values(options, scale)):

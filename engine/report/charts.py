@@ -19,7 +19,7 @@ from utils.metric_table import METRICS, Metric
 MAX_NAME_CHARS = 60
 
 
-def number(value: float | None) -> str:
+def number_text(value: float | None) -> str:
     """Four significant digits, thousands separated: '0.09312', '12.5', '12,500'; exponents below 0.0001."""
     if value is None or not math.isfinite(value):
         return ""
@@ -31,10 +31,10 @@ def number(value: float | None) -> str:
 percent = METRICS["top1"].text  # '99.17%' of 99.17
 
 
-def option(value: Any) -> str:
+def option_text(value: Any) -> str:
     """The value of an option, numbers with six significant digits; of a section without nulls."""
     if isinstance(value, list):
-        return f"[{', '.join(map(option, value))}]"
+        return f"[{', '.join(map(option_text, value))}]"
     if isinstance(value, dict):
         value = without_none(value)
     return f"{value:.6g}" if isinstance(value, float) else format_value(value)

@@ -32,7 +32,7 @@ from engine.run.record import (
 from utils.errors import UserError, on_one_line
 from utils.metric_table import METRICS, Metric, best_metric
 from utils.notes import UNFINISHED
-from utils.tables import read_rows, to_float, unescaped_cell
+from utils.tables import read_csv_rows, to_float, unescaped_cell
 
 LARGEST = 1e150  # in a chart; the axes of larger numbers, and of numbers below its inverse, are no numbers
 _WITHOUT_PAGE = ("predict-", "embed-", "profile-")  # folders of these commands
@@ -45,7 +45,7 @@ Rows = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationContents:
     """The files of an evaluation. values: of `summary.json` and `tables.json`; empty, and false, without files."""
 
     folder: Path
@@ -64,7 +64,7 @@ class Evaluation:
         return [row for row in self.values.get(table, []) if row.keys() >= {*needed}]
 
     @property
-    def groups(self) -> "Evaluation":
+    def groups(self) -> "EvaluationContents":
         """The evaluation of the means of groups."""
         return evaluation_in(self.folder / GROUPS)
 
@@ -77,9 +77,9 @@ class Evaluation:
         return [(x, count, row["class"]) for row in self.classes for x, count in points([row], column, "count")]
 
 
-def evaluation_in(folder: Path) -> Evaluation:
+def evaluation_in(folder: Path) -> EvaluationContents:
     """The evaluation whose files are in the folder; empty without files that can be read."""
-    return Evaluation(folder, read_evaluation(folder))
+    return EvaluationContents(folder, read_evaluation(folder))
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class RunContents:
     options: dict[str, Any]
     values: Mapping[str, Any]
     epochs: list[Row]
-    evaluation: Evaluation
-    test: Evaluation
+    evaluation: EvaluationContents
+    test: EvaluationContents
     reports: list[Row] = field(default_factory=list)
     suspects: Rows = field(default_factory=list)
 
@@ -141,7 +141,7 @@ class RunContents:
         """The images of the result: validation, training or test; '' if `-eval` knows no split."""
         return self.evaluation.split if self.is_evaluation else SPLITS["val"]
 
-    def earlier_epoch(self, evaluation: Evaluation) -> str:
+    def earlier_epoch(self, evaluation: EvaluationContents) -> str:
         """'epoch 12' if the files of an evaluation are of this epoch, and a later one is better: there was no time."""
         epoch = evaluation.values.get("epoch")
         return f"epoch {epoch}" if self.best and epoch not in (None, self.best[0]) else ""
@@ -152,7 +152,7 @@ class RunContents:
         return f"{self.earlier_epoch(self.evaluation)} {self.split}".strip()
 
     @property
-    def latest(self) -> tuple[Evaluation, str]:
+    def latest(self) -> tuple[EvaluationContents, str]:
         """The evaluation of the test images if there is one, else of the result; and the name of its images."""
         return (self.test, SPLITS["test"]) if self.test else (self.evaluation, self.evaluated)
 
@@ -228,7 +228,7 @@ def contents_of(record: RunRecord, config: Config, changes: Values | None = None
     """What the last lines of a run in this process show. changes: other options, by dotted key."""
     options = dict(flatten(config.model_dump(by_alias=True, mode="json"))) | (changes or {})
     evaluation = evaluation_in(record.folder / EVALUATION)
-    test = Evaluation(record.folder / TEST_EVALUATION, {})
+    test = EvaluationContents(record.folder / TEST_EVALUATION, {})
     if record.values["result"]["test"]:
         test = evaluation_in(test.folder)
     return RunContents(record.folder, options, record.values, [*record.epochs.values()], evaluation, test)
@@ -264,5 +264,5 @@ def _read_suspects(path: Path) -> Rows:
     """The first rows without a correction; rows with one are last. None of a file that an editor has changed."""
     rows = Rows()
     with suppress(OSError, ValueError, csv.Error):
-        rows = [row for row in read_rows(path)[:_SHOWN] if row.keys() >= _SUSPECT and not row.get("correction")]
+        rows = [row for row in read_csv_rows(path)[:_SHOWN] if row.keys() >= _SUSPECT and not row.get("correction")]
     return [{column: unescaped_cell(text) for column, text in row.items()} for row in rows]

@@ -13,11 +13,11 @@ import torch
 
 from configs.schema.data import properties_of
 from configs.schema.operating_point import Goal
-from engine.evaluation.results import join
+from engine.evaluation.results import join_results
 from engine.evaluation.suspects import margins, write_suspects
 from engine.evaluation.tables import SCORES, ResultTables, read_scores
 from engine.plan.decision import point_of
-from engine.report.contents import Evaluation, RunContents, evaluation_in
+from engine.report.contents import EvaluationContents, RunContents, evaluation_in
 from engine.run.record import EVALUATION, PICTURES, SUSPECTS
 from utils.errors import UserError
 from utils.files import make_own_folder
@@ -25,7 +25,7 @@ from utils.files import make_own_folder
 OUT_OF_FOLD = "out-of-fold"
 
 
-def pool_folds(runs: Sequence[RunContents], folder: Path) -> Evaluation:
+def pool_folds(runs: Sequence[RunContents], folder: Path) -> EvaluationContents:
     """Writes the evaluation of the held-out images of all runs, each a fold, and their suspect labels to `folder`.
 
     Raises UserError: the scores of a run are missing, or of other classes; an image is in several runs. OSError.
@@ -57,8 +57,8 @@ def pool_folds(runs: Sequence[RunContents], folder: Path) -> Evaluation:
     tempered = [replace(part, temperature=one).calibrated for part, one in zip(parts, others, strict=True)]
     goal = options["EVAL.OPERATING_POINT"]
     point = point_of(Goal.model_validate(goal), classes, options["DATA.RENAME"]) if goal else None
-    of_folds = replace(join(tempered), point=point)
-    results = replace(join(parts), temperature=float(np.exp(logs.mean())), of_folds=of_folds, point=point)
+    of_folds = replace(join_results(tempered), point=point)
+    results = replace(join_results(parts), temperature=float(np.exp(logs.mean())), of_folds=of_folds, point=point)
     about = {"split": OUT_OF_FOLD, "folds": len(runs)}
     found = margins(torch.from_numpy(results.scores).sigmoid(), torch.from_numpy(results.targets))
     images = [("val", name) for name in names]

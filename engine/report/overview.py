@@ -7,8 +7,8 @@ from typing import Any
 
 from configs.schema.data import properties_of
 from configs.schema.operating_point import probability_of
-from engine.report.charts import number, percent
-from engine.report.contents import Evaluation, RunContents, points
+from engine.report.charts import number_text, percent
+from engine.report.contents import EvaluationContents, RunContents, points
 from engine.report.verdict import command_of, verdict_of
 from engine.run import facts
 from engine.run.facts import SPLITS
@@ -70,7 +70,9 @@ def tiles_of(run: RunContents) -> tuple[list[Tile], list[Tile]]:
         others += _tiles_of_images(run, run.evaluation, run.evaluated)
     others += [
         Tile("k-NN top-1", percent(run.measured("knn_top1")), "on the features of the start"),
-        Tile("images/s", _optional(run.measured("images_per_second"), lambda x: number(round(x, 1))), "all devices"),
+        Tile(
+            "images/s", _optional(run.measured("images_per_second"), lambda x: number_text(round(x, 1))), "all devices"
+        ),
         Tile("peak memory", _optional(run.measured("peak_memory_bytes"), lambda x: f"{x / 1e9:.2f} GB")),
     ]
     return [result, *(tile for tile in first if tile.value)], [tile for tile in others if tile.value]
@@ -87,7 +89,7 @@ def _remark_on_result(run: RunContents) -> str:
     return f"epoch {run.best_of_all}" if run.best else ""
 
 
-def _tiles_of_images(run: RunContents, evaluation: Evaluation, split: str) -> list[Tile]:
+def _tiles_of_images(run: RunContents, evaluation: EvaluationContents, split: str) -> list[Tile]:
     """The operating point, the groups and the worst class of an evaluation. split: names its images."""
     return _point_tiles(evaluation, split) + _group_tiles(run, evaluation, split) + _worst_class(run, evaluation, split)
 
@@ -97,7 +99,7 @@ def interval_text(limits: Sequence[float] | None) -> str:
     return f"95% interval {limits[0]:.2f} to {percent(limits[1])}" if limits else ""
 
 
-def interval_of(run: RunContents, evaluation: Evaluation) -> str:
+def interval_of(run: RunContents, evaluation: EvaluationContents) -> str:
     """The interval of the metric that decides, or why there is none; '' for files of an earlier epoch than the best."""
     return "" if run.earlier_epoch(evaluation) else _interval_in(evaluation.values)
 
@@ -107,7 +109,7 @@ def _interval_in(values: Mapping[str, Any], key: str = "interval") -> str:
     return f"no interval: {reason}" if reason else interval_text(values.get(key))
 
 
-def choice_on(run: RunContents, evaluation: Evaluation) -> str:
+def choice_on(run: RunContents, evaluation: EvaluationContents) -> str:
     """What was chosen on the images of a figure, 'best of 20 epochs on these images: too good'; '' of test images."""
     chosen = []
     epochs = len(points(run.epochs, "epoch", f"val_{run.metric.name}"))
@@ -120,7 +122,7 @@ def choice_on(run: RunContents, evaluation: Evaluation) -> str:
     return f"{' and '.join(chosen)} chosen on these images: too good"
 
 
-def score_text(run: RunContents, evaluation: Evaluation, score: float | None) -> str:
+def score_text(run: RunContents, evaluation: EvaluationContents, score: float | None) -> str:
     """'97.83%, 95% interval 95.72 to 98.92%': the metric that decides."""
     texts = [run.metric.text(score), interval_of(run, evaluation), choice_on(run, evaluation)]
     return ", ".join(filter(None, texts))
@@ -128,7 +130,7 @@ def score_text(run: RunContents, evaluation: Evaluation, score: float | None) ->
 
 def _result_tile(
     run: RunContents,
-    evaluation: Evaluation,
+    evaluation: EvaluationContents,
     kind: str,
     score: float | None,
     remark: str = "",
@@ -136,7 +138,7 @@ def _result_tile(
 ) -> Tile:
     """The metric that decides. kind: of the images, as 'best validation'. of: images or groups."""
     title = run.metric.title
-    samples = number(evaluation.values.get("samples"))
+    samples = number_text(evaluation.values.get("samples"))
     images = " ".join(filter(None, [samples, kind.removeprefix("best "), of]))
     remarks = filter(None, [interval_of(run, evaluation), remark, choice_on(run, evaluation)])
     name = f"{kind} {title}".strip()
@@ -144,14 +146,14 @@ def _result_tile(
     return Tile(name, run.metric.text(score), "; ".join(remarks), words)
 
 
-def pooled_tiles(run: RunContents, title: str, pooled: Evaluation) -> list[Tile]:
+def pooled_tiles(run: RunContents, title: str, pooled: EvaluationContents) -> list[Tile]:
     """The tiles of all folds together, one of which is `run`. title: ', out of fold, 5 folds'."""
     run = replace(run, epochs=[])
     tile = _result_tile(run, pooled, "", pooled.values.get(run.metric.name))
     return [replace(tile, words=f"{tile.words}{title}"), *_tiles_of_images(run, pooled, "out of fold")]
 
 
-def _worst_class(run: RunContents, evaluation: Evaluation, split: str) -> list[Tile]:
+def _worst_class(run: RunContents, evaluation: EvaluationContents, split: str) -> list[Tile]:
     """The class with the lowest F1 or AP: a high top-1 may hide a class that is lost. Empty without such figures.
 
     Of classes with equal scores, the one with the most images.
@@ -168,7 +170,7 @@ def _worst_class(run: RunContents, evaluation: Evaluation, split: str) -> list[T
     return [Tile(f"{split} worst class".strip(), f"{column.upper()} {percent(lowest)}", remark)]
 
 
-def _group_tiles(run: RunContents, evaluation: Evaluation, split: str) -> list[Tile]:
+def _group_tiles(run: RunContents, evaluation: EvaluationContents, split: str) -> list[Tile]:
     """The metric that decides, and the operating point, of the means of groups."""
     groups = evaluation.groups
     if not groups:
@@ -187,7 +189,7 @@ def _group_tiles(run: RunContents, evaluation: Evaluation, split: str) -> list[T
     return [replace(tile, name=f"{tile.name} by group"), *_point_tiles(groups, f"{split} group".strip())]
 
 
-def _point_tiles(evaluation: Evaluation, split: str) -> list[Tile]:
+def _point_tiles(evaluation: EvaluationContents, split: str) -> list[Tile]:
     """The AUROC of a class, and the figures at its operating point. split: names the images."""
     tiles = []
     point = evaluation.values.get("operating_point")
@@ -225,7 +227,7 @@ def point_figures(point: Mapping[str, Any]) -> list[str]:
     return [percent(point.get("sensitivity")) or "none", *filter(None, remarks)]
 
 
-def class_figures(run: RunContents) -> list[str]:
+def class_lines(run: RunContents) -> list[str]:
     """Lines for the log: 'Classes: macro F1 82.90%, worst class F1 0.00% (newt, 3 images)', the operating point and
     groups, of the test images if there are some; empty without these figures.
     """

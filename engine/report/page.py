@@ -14,8 +14,8 @@ from urllib.parse import quote
 from configs.command_line import unused_keys
 from configs.compare import differing_from_defaults
 from engine.report import charts, tables
-from engine.report.charts import MAX_NAME_CHARS, number, option, percent
-from engine.report.contents import Evaluation, RunContents, read_contents, suspect_picture
+from engine.report.charts import MAX_NAME_CHARS, number_text, option_text, percent
+from engine.report.contents import EvaluationContents, RunContents, read_contents, suspect_picture
 from engine.report.overview import details_of, interval_text, pooled_tiles, shift_by_weights, status_of, tiles_of
 from engine.run.record import PICTURES, REPORT, SUSPECTS, TRAIN_BATCH
 from utils.errors import on_one_line, shortened
@@ -73,9 +73,9 @@ def run_page(run: RunContents, is_shared: bool = False) -> str:
     return _render("run.html", values, is_shared)
 
 
-def _views(evaluations: Mapping[str, Evaluation], is_multi_label: bool) -> list[dict[str, Any]]:
+def _views(evaluations: Mapping[str, EvaluationContents], is_multi_label: bool) -> list[dict[str, Any]]:
     """What the page shows of evaluations, by the end of their titles, and of their groups."""
-    found = dict[str, Evaluation]()
+    found = dict[str, EvaluationContents]()
     for title, evaluation in evaluations.items():
         found |= {title: evaluation, f"{title} by group": evaluation.groups}
     return [
@@ -100,7 +100,7 @@ def comparison_page(
     groups: Sequence[tables.Group],
     problems: Sequence[str],
     folder: Path,
-    pooled: Mapping[str, Evaluation],
+    pooled: Mapping[str, EvaluationContents],
     is_shared: bool = False,
 ) -> str:
     """The page that compares runs, which are ranked.
@@ -159,9 +159,9 @@ def _environment() -> "Environment":
     )
     environment.filters |= {
         "name": _name,
-        "option": option,
+        "option": option_text,
         "to_float": to_float,
-        "number": number,
+        "number": number_text,
         "percent": percent,
         "interval": interval_text,
         "downsample": charts.downsample,

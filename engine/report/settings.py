@@ -13,7 +13,7 @@ from engine.report.contents import RunContents
 from engine.report.tables import Group
 from engine.run.record import EVALUATION, PER_IMAGE
 from utils.metric_table import METRICS
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 _FEWEST_SEEDS = 3
 
@@ -61,7 +61,7 @@ def _hits(run: RunContents) -> tuple[np.ndarray, tuple[str, ...]]:
     """100 for each image that is right, else 0, and the names and labels of the images; empty without the file."""
     rows = []
     with suppress(OSError):
-        rows = [row for row in read_rows(run.folder / EVALUATION / PER_IMAGE) if row["label"] != "-1"]
+        rows = [row for row in read_csv_rows(run.folder / EVALUATION / PER_IMAGE) if row["label"] != "-1"]
     hits = np.array([100.0 * (row["label"] == row["predicted"]) for row in rows])
     return hits, tuple(f"{row['path']} {row['label']}" for row in rows)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from engine.evaluation.limits import t_quantile
 from engine.report.charts import Chart, Series, unit_of
-from engine.report.contents import Evaluation, RunContents
+from engine.report.contents import EvaluationContents, RunContents
 from engine.report.overview import interval_of, tiles_of
 from engine.run.facts import EvaluationData, TrainingData
 from engine.run.record import MISTAKES, PICTURES, Row
@@ -47,7 +47,7 @@ def _score(row: Row) -> float:
     return math.inf if score is None else score
 
 
-def class_table(evaluation: Evaluation) -> tuple[dict[str, str], list[Row]]:
+def class_table(evaluation: EvaluationContents) -> tuple[dict[str, str], list[Row]]:
     """The titles of the columns by name, and a row per class in the order of the labels.
 
     Of more than 2,000 classes, the ones with the lowest F1 or AP, in ascending order.
@@ -186,7 +186,7 @@ def share_chart(runs: Sequence[RunContents]) -> list[Chart]:
 Pictured = tuple[Row, str, str]  # with picture and attention map
 
 
-def gallery_of(evaluation: Evaluation) -> list[Pictured]:
+def gallery_of(evaluation: EvaluationContents) -> list[Pictured]:
     """The worst mistakes."""
     found = []
     for row in evaluation.rows("mistakes", *MISTAKES):

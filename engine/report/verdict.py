@@ -11,7 +11,7 @@ from configs.load import RUN_OPTIONS
 from configs.programs import with_shown_recipes
 from engine.checkpoint.run_folder import HELD_OUT_FILE
 from engine.evaluation.limits import wilson
-from engine.report.charts import number, percent
+from engine.report.charts import number_text, percent
 from engine.report.contents import Row, RunContents, best_epoch, points
 from engine.run import facts
 from engine.run.record import BASELINES
@@ -52,7 +52,9 @@ def _training_at_chance(run: RunContents) -> Verdict:
     least = 30 if max(loss for _, loss in losses) > 2 * chance else 100
     if steps < least or not 0 < chance <= last:
         return NONE
-    return f"The training loss is {number(last)}, and a guess of the class has {chance:.2f}.", _with_lower_rate(run)
+    return f"The training loss is {number_text(last)}, and a guess of the class has {chance:.2f}.", _with_lower_rate(
+        run
+    )
 
 
 def _lagging_average(run: RunContents) -> Verdict:
@@ -88,7 +90,8 @@ def _frequent_answer(run: RunContents) -> Verdict:
     predicted, count, name = max(classes, key=lambda one: one[0] - one[1])
     if predicted - count <= samples / 4:
         return NONE
-    counts = f"{number(predicted)} of {number(samples)} validation images are called {name}, {number(count)} are"
+    called = f"{number_text(predicted)} of {number_text(samples)} validation images are called {name}"
+    counts = f"{called}, {number_text(count)} are"
     text = f"The model predicts one class too often: {counts}."
     weighted = [key for key in _WEIGHTED if run.options[key]]
     if not weighted:
@@ -146,7 +149,7 @@ def _overfitting(run: RunContents) -> Verdict:
     if train and val_top1 and train[-1][1] - val_top1[-1][1] > _FAR:
         figures = f"training top-1 {percent(train[-1][1])} and validation top-1 {percent(val_top1[-1][1])}"
     elif metric is not METRICS["top1"] and losses[-1][1] > _MUCH * lowest:
-        figures = f"the loss of validation is {number(losses[-1][1])} after {number(lowest)}"
+        figures = f"the loss of validation is {number_text(losses[-1][1])} after {number_text(lowest)}"
     else:
         return NONE
     text = f"validation is flat after the first third of {len(epochs)} epochs; at the end {figures}"

@@ -17,7 +17,7 @@ from engine.progress import EpochProgress
 from engine.run.cost import model_line
 from engine.run.facts import Devices, TrainingData, place_of
 from engine.training.loss import Teacher
-from engine.training.optimizer import describe_optimizer, timm_name, unused_keys
+from engine.training.optimizer import describe_optimizer, timm_name, unused_optimizer_keys
 from engine.training.step import TrainState
 from models.weights.fit import Fitted, NewHead
 from utils.device import cpu_warning
@@ -85,7 +85,7 @@ def notes_on_one_process(options: Parallel) -> list[Note]:
 
 def notes_on_optimizer(optimizer: torch.optim.Optimizer, peak_lr: float, train: Train, global_size: int) -> list[Note]:
     notes = [Note("log", f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}")]
-    unused = unused_keys(train.optimizer)
+    unused = unused_optimizer_keys(train.optimizer)
     if unused:
         notes.append(Note("warning", f"TRAIN.OPTIMIZER.NAME {train.optimizer.name} does not use {', '.join(unused)}"))
     if peak_lr != train.base_lr:

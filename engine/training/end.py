@@ -228,7 +228,7 @@ def _say_what_follows(end: End, resume: str, command: Command, trainer: Trainer)
 
 def _say_result(contents: RunContents, result: dict[str, Any], total: str, logger: RunLogger) -> None:
     """Logs the best epoch and the time of the run, its classes, and the raw weights of the last one."""
-    from engine.report.overview import class_figures, score_text, shift_by_weights  # late, as the page
+    from engine.report.overview import class_lines, score_text, shift_by_weights  # late, as the page
 
     metric = contents.metric
     if shift := shift_by_weights(contents):
@@ -240,5 +240,5 @@ def _say_result(contents: RunContents, result: dict[str, Any], total: str, logge
             test = score_text(contents, contents.test, contents.test_score)
             best += f"; test: {test} ({contents.test_result['samples']} images)"
         logger.info(f"----- Best {metric.title}: {best}, in {total}")
-        for line in class_figures(contents):
+        for line in class_lines(contents):
             logger.info(f"----- {line}")

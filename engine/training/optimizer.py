@@ -154,7 +154,7 @@ def _given_arguments(name: str, chosen: Optimizer) -> dict[str, Any]:
     return without_none(own) | given
 
 
-def unused_keys(chosen: Optimizer) -> list[str]:
+def unused_optimizer_keys(chosen: Optimizer) -> list[str]:
     """The keys that are set and that the optimizer does not have, as BETAS of a family's default with SGD.
 
     timm's `create_optimizer_v2` drops them without a word.

@@ -26,7 +26,7 @@ from engine.parallel import build_strategy, compile_model, run_eagerly
 from engine.plan.decision import note_on_goal, operating_goal
 from engine.plan.training import Plan
 from engine.precision.master_weights import WeightAverage
-from engine.precision.policy import Precision, fuse_blocks, set_process_switches
+from engine.precision.policy import Precision, set_process_switches, use_fused_blocks
 from engine.run.cost import copy_to_meta, timer_of
 from engine.run.facts import Devices, TrainingData
 from engine.run.folder import record_environment
@@ -79,7 +79,9 @@ class Session:
     lines: Sequence[str] = ()
 
 
-def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved: Solved | None = None) -> Session:
+def build_training_session(
+    plan: Plan, context: ProcessContext, logger: RunLogger, solved: Solved | None = None
+) -> Session:
     """Builds all parts of a training run, identical on every rank, and restores the checkpoint of the plan.
 
     solved: the head to start from.
@@ -225,7 +227,7 @@ def build_train_state(
     if compiled:
         notes.append(Note("log", f"Compile: {compiled}, in the first step"))
     elif config.model.fused_blocks:
-        _, kernels = fuse_blocks(compute_model, config.amp, context)
+        _, kernels = use_fused_blocks(compute_model, config.amp, context)
         if kernels:
             notes.append(Note("log", f"Kernels: {kernels} (MODEL.FUSED_BLOCKS)"))
     images = torch.zeros((2, *config.data.image_shape), device=device)  # as batch norms need

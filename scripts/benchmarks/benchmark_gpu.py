@@ -36,7 +36,7 @@ WARMUP_STEPS = 20
 INTERVAL = 10  # steps between log lines
 
 
-class Part(NamedTuple):
+class Measurement(NamedTuple):
     """A program of benchmark_train.py, its precision, and further flags.
 
     limit_seconds: about twice the time on an H200, so that a slow disk ends no part.
@@ -51,23 +51,23 @@ class Part(NamedTuple):
 O1, O2 = "O1-bf16", "O2-bf16"
 WHOLE = "-compile -opts TRAIN.COMPILE=model"
 PARTS = {
-    "O1": Part(O1),
-    "O2": Part(O2),
-    "torch_ops": Part(O1, words="-opts MODEL.FUSED_BLOCKS=false"),
-    "float32_sums": Part(O1, words="-opts AMP.CUSTOM_BLACK_LIST=[add]"),
-    "compiled": Part(O1, words="-compile", limit_seconds=80),
-    "O2_compiled": Part(O2, words="-compile", limit_seconds=80),
-    "stream_compiled": Part(O1, words="-compile -opts AMP.PRESET=bf16_stream", limit_seconds=80),
-    "jpeg_eager": Part(O1, "jpeg"),
-    "timm_eager": Part(O1, "timm"),
-    "jpeg": Part(O1, "jpeg", "-compile", 80),
-    "timm": Part(O1, "timm", WHOLE, 120),
-    "jpeg_whole": Part(O1, "jpeg", WHOLE, 120),
-    "droppath_compiled": Part(O1, words="-compile -opts MODEL.DROPPATH=0.2", limit_seconds=80),
-    "muon": Part(O1, words="-opts TRAIN.OPTIMIZER.NAME=muon"),
-    "dropout": Part(O1, words="-opts MODEL.DROPOUT=0.1 MODEL.ATTENTION_DROPOUT=0.1"),  # the shipped recipe's
-    "fp16": Part("O1-fp16"),
-    "fp32": Part("fp32"),
+    "O1": Measurement(O1),
+    "O2": Measurement(O2),
+    "torch_ops": Measurement(O1, words="-opts MODEL.FUSED_BLOCKS=false"),
+    "float32_sums": Measurement(O1, words="-opts AMP.CUSTOM_BLACK_LIST=[add]"),
+    "compiled": Measurement(O1, words="-compile", limit_seconds=80),
+    "O2_compiled": Measurement(O2, words="-compile", limit_seconds=80),
+    "stream_compiled": Measurement(O1, words="-compile -opts AMP.PRESET=bf16_stream", limit_seconds=80),
+    "jpeg_eager": Measurement(O1, "jpeg"),
+    "timm_eager": Measurement(O1, "timm"),
+    "jpeg": Measurement(O1, "jpeg", "-compile", 80),
+    "timm": Measurement(O1, "timm", WHOLE, 120),
+    "jpeg_whole": Measurement(O1, "jpeg", WHOLE, 120),
+    "droppath_compiled": Measurement(O1, words="-compile -opts MODEL.DROPPATH=0.2", limit_seconds=80),
+    "muon": Measurement(O1, words="-opts TRAIN.OPTIMIZER.NAME=muon"),
+    "dropout": Measurement(O1, words="-opts MODEL.DROPOUT=0.1 MODEL.ATTENTION_DROPOUT=0.1"),  # the shipped recipe's
+    "fp16": Measurement("O1-fp16"),
+    "fp32": Measurement("fp32"),
 }
 
 
@@ -110,7 +110,7 @@ def main(argv: list[str]) -> int:
     return int(has_failed)
 
 
-def argv_of(part: Part, flags: argparse.Namespace, rest: list[str]) -> list[str]:
+def argv_of(part: Measurement, flags: argparse.Namespace, rest: list[str]) -> list[str]:
     """The flags of main_single_gpu.py for a part."""
     workers = default_num_workers(own_share(), on_gpu=visible_gpus() > 0)
     sizes = [f"-batch_size={flags.large_batch}", f"-num_workers={workers}"]

@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
             return measure_turn(loaders[name], PREFETCH_FACTOR * data.num_workers, flags.seconds, context.device)
 
         names = [*loaders, *programs]
-        compare(data.batch_size, names, flags.rounds, measure, tables, flags.json, LOADERS)
+        compare(data.batch_size, names, flags.rounds, measure, input_tables, flags.json, LOADERS)
     return 0
 
 
@@ -116,7 +116,7 @@ def build_programs(flags: Namespace, rest: list[str], images: Path, folder: Path
     return programs
 
 
-def tables(figures: Figures) -> list[str]:
+def input_tables(figures: Figures) -> list[str]:
     """A table of the loaders, one of the programs, whose top-1 differs by rounding only, and their ratios."""
     loaders = {name: figures[name] for name in (OURS, TIMM)}
     programs = without(figures, loaders)

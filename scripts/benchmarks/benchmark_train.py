@@ -151,14 +151,14 @@ def main(argv: list[str]) -> int:
 
         first, *others = contenders
         pairs = [(other, first) for other in others] if flags.modes else RATIOS
-        figures = compare(size, contenders, flags.rounds, measure, partial(tables, size), flags.json, pairs)
+        figures = compare(size, contenders, flags.rounds, measure, partial(step_tables, size), flags.json, pairs)
     if flags.json:
         header, *rows = duration_rows(figures, size)
         atomic_write(flags.json.with_suffix(".csv"), table_text(header, rows))
     return 0
 
 
-def tables(step_images: int, figures: Figures) -> list[str]:
+def step_tables(step_images: int, figures: Figures) -> list[str]:
     columns = {"images/s": speed, "CPU cores": lambda one: median_and_range(one[CORES], ".1f")}
     header, *rows = duration_rows(figures, step_images)
     return [figures_table(figures, columns | {"peak memory (GB)": memory}), markdown_table(header, rows)]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from configs.command_line import parse_command_line
 from configs.compare import values_of
-from configs.flags import keys_of
+from configs.flags import keys_of_program
 from configs.programs import programs
 from configs.schema import Config, Loss, LRScheduler
 from configs.yaml_io import read_yaml
@@ -250,7 +250,7 @@ def timm_flags(
     size = {"img-size": height} if height == width else {"input-size": (data.image_channels, height, width)}
     warmup_epochs = int(train.warmup_epochs)
     autocast_dtype = "float16" if on_gpu else "bfloat16"
-    flag_of = {key: flag for flag, key, _ in reversed([*keys_of(programs()["timm"])])}
+    flag_of = {key: flag for flag, key, _ in reversed([*keys_of_program(programs()["timm"])])}
     values = table["always"] | {flag_of[key]: options[key] for key in table["options"]} | size
     values |= {
         "amp": config.amp.enabled, "model": model.name, "train-interpolation": data.interpolation,

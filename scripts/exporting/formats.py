@@ -18,7 +18,7 @@ FOLDERS = {  # the files of each
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
-class Format(NamedTuple):
+class ExportFormat(NamedTuple):
     """suffix: of the default output, which is named as the weights. title: for the user. packages: that it needs."""
 
     suffix: str
@@ -27,15 +27,15 @@ class Format(NamedTuple):
 
 
 FORMATS = {
-    "safetensors": Format(".safetensors", "for -pretrained"),
-    "hf": Format("-hf", "a folder for timm and transformers"),
-    "onnx": Format(".onnx", f"opset {OPSET}, any batch size", ONNX_PACKAGES),
-    "onnx_float16": Format(
+    "safetensors": ExportFormat(".safetensors", "for -pretrained"),
+    "hf": ExportFormat("-hf", "a folder for timm and transformers"),
+    "onnx": ExportFormat(".onnx", f"opset {OPSET}, any batch size", ONNX_PACKAGES),
+    "onnx_float16": ExportFormat(
         ".float16.onnx", "weights of 16 bits: half of the size, images and logits in float32", ONNX_PACKAGES
     ),
-    "web": Format("-web", "a page that runs the model in a browser: onnxruntime-web", ONNX_PACKAGES),
-    "deploy": Format("-deploy", "a folder for a computer without Python: ONNX that reads pixels", ONNX_PACKAGES),
-    "torch_export": Format(".pt2", "torch.export, any batch size"),
+    "web": ExportFormat("-web", "a page that runs the model in a browser: onnxruntime-web", ONNX_PACKAGES),
+    "deploy": ExportFormat("-deploy", "a folder for a computer without Python: ONNX that reads pixels", ONNX_PACKAGES),
+    "torch_export": ExportFormat(".pt2", "torch.export, any batch size"),
 }
 
 

@@ -141,7 +141,7 @@ def read_reference(file: Path, model: nn.Module, config: Config) -> Reference:
     return reference
 
 
-def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
+def run_export(source: Path, command: Command, flags: argparse.Namespace) -> int:
     """Exports the weights of `source`, a file or the folder of a run, by the flags of scripts/export.py."""
     weights = locate_weights(source)
     kind = flags.format

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from configs.command_line import Command, to_yaml
 from configs.schema import Config
 from configs.schema.operating_point import TO_CHOOSE, UNDECIDED, Decision
-from configs.weights import NO_RECORD, PLACE, SPLIT, WeightsRecord, keys_of, options_to_export
+from configs.weights import NO_RECORD, PLACE, SPLIT, WeightsRecord, keys_in_section, options_to_export
 from configs.yaml_io import Values, format_value, parse_value
 from datasets.loading.loader import build_eval_loader
 from datasets.sources.class_names import BYTES, NATURAL, merged_outputs, read_class_list, rename_classes
@@ -137,7 +137,7 @@ def locate_weights(source: Path) -> Path:
 def without_images(command: Command) -> TrainedModel:
     """The model of the weights `MODEL.PRETRAINED`, with the data of their training unless others are named."""
     config, record, notes = options_of_weights(replace(command, config=command.config.with_model(resume=None)))
-    if not {*PLACE, *SPLIT} & keys_of("DATA", command.given):
+    if not {*PLACE, *SPLIT} & keys_in_section("DATA", command.given):
         changes = {key.lower(): value for key, value in record.data.items() if key in (*PLACE, *SPLIT)}
         config = config.with_data(**changes)
     return _trained_model(config, record, notes)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from configs.schema import Amp
 from configs.schema.model import Lora
 from engine.precision.op_lists import cast_listed_ops
-from engine.precision.policy import fuse_blocks as fuse_by_policy
+from engine.precision.policy import use_fused_blocks as fuse_by_policy
 from models.blocks import add_mixin
 from models.kernels import select_attention
 from models.recompute import Recomputed

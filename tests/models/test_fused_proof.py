@@ -157,7 +157,7 @@ def test_a_cause_has_one_line_with_a_remedy(monkeypatch, error, cause):
 def use_interpreter(patch):
     """The CPU is a GPU for fused blocks, whose kernels the interpreter runs. Returns the sizes of fused batches."""
     batches = []
-    fuse = policy.fuse_blocks
+    fuse = policy.use_fused_blocks
     find_fault = proof.find_fault
 
     def forward(self, x):
@@ -176,7 +176,7 @@ def use_interpreter(patch):
     patch.setattr("models.build.use_fast_dropout", lambda model: None)
     gpu = torch.device("cuda", 0)
     patch.setattr(
-        "engine.training.session.fuse_blocks",
+        "engine.training.session.use_fused_blocks",
         lambda model, options, context: fuse(model, options, replace(context, device=gpu)),
     )
     return batches

@@ -32,7 +32,7 @@ from models.weights.choose import EVALUATE, FINE_TUNE
 from models.weights.read import read_weights
 from tests.datasets.sources.source_helpers import write_image
 from utils.file_formats import hf_folder
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 NAMES = ("cat", "bee", "dog")  # not in their order
 # model_type: class, configuration, class of the processor, its options
@@ -183,7 +183,7 @@ def exported(checkpoint: Path, target: Path):
 def predictions(images: Path, weights: Path, *argv: str) -> list[dict[str, str]]:
     output = weights.with_name(f"{weights.name}-out")
     assert run_here(f"-predict={images / 'val'}", f"-pretrained={weights}", f"-output={output}", *argv) == 0
-    return read_rows(output / "predictions.csv")
+    return read_csv_rows(output / "predictions.csv")
 
 
 @torch.no_grad()

@@ -49,7 +49,7 @@ from scripts.weights.trained_model import TrainedModel, locate_weights, open_tra
 from tests.datasets.photo import png16, tiff16
 from utils.errors import UserError
 from utils.files import read_json, tensor_bytes
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 FAMILIES = Path(__file__).parents[1] / "fixtures" / "families"
 
@@ -400,7 +400,7 @@ def test_the_client_gives_the_probabilities_of_predictions(trained_digits, tmp_p
     exec(CLIENT, names := {})
     assert names["temperature"] < 0.9
     run_here("-predict", "photo.jpg", f"-resume={folder}", "-format=wide", "-output=p")
-    (row,) = read_rows(tmp_path / "p/predictions.csv")
+    (row,) = read_csv_rows(tmp_path / "p/predictions.csv")
     assert {name: float(row[name]) for name in names["probabilities"]} == pytest.approx(
         names["probabilities"], abs=1e-4
     )

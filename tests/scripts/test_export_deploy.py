@@ -30,7 +30,7 @@ from engine.evaluation.ranking import log_odds
 from engine.evaluation.results import results_of_scores
 from scripts.weights.trained_model import TrainedModel
 from utils.files import read_json
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 onnxruntime = pytest.importorskip("onnxruntime")
 deploy = pytest.importorskip("scripts.exporting.deploy")
@@ -189,7 +189,7 @@ def test_the_folder_decides_as_a_prediction_in_python_and_in_cpp(channels, tmp_p
     assert ("**Operating point:** `bad` from" in (folder / "README.md").read_text()) == (channels == 1)
     run_here("-predict", str(folder / "reference"), f"-resume={run}", f"-output={tmp_path / 'p'}")
     column = "decision" if channels == 1 else "class_1"
-    rows = read_rows(tmp_path / "p/predictions.csv")
+    rows = read_csv_rows(tmp_path / "p/predictions.csv")
     assert len(rows) == 10
     assert len({row[column] for row in rows}) == 2
     capfd.readouterr()

@@ -19,9 +19,9 @@ from PIL import Image
 from configs.schema import Data
 from datasets.decoding.decode import open_image
 from datasets.reading import unlabelled
-from datasets.shards.index import Shard, encode_index, join, read_index, to_index
+from datasets.shards.index import Shard, encode_index, join_indexes, read_index, to_index
 from datasets.shards.records import Record, read_records
-from datasets.sources.listed.lists import Lists, Part, read_table
+from datasets.sources.listed.lists import Lists, TableSplit, read_table
 from datasets.sources.listed.parquet import Parquet
 from datasets.sources.shared_arrays import strings_in
 from datasets.sources.source import Wanted
@@ -122,7 +122,7 @@ def read_list_file(data: bytes, folder: Path) -> None:
     if file.suffix == ".txt":
         Lists(Wanted(Data(DATA_PATH=str(folder)))).read("train")
     else:
-        whole = Part(open_table(file), Data())
+        whole = TableSplit(open_table(file), Data())
         read_table(whole, whole, Wanted(Data()))
 
 
@@ -179,7 +179,7 @@ def read_tar(data: bytes, folder: Path) -> None:
     records, others = read_records(chunks, "shard", "label" if data.startswith(b"a.png") else "")
     for record in records:
         assert 0 <= record.offset <= len(data) - record.length
-    index = join([to_index(Shard("shard", len(data)), records, "shard")])
+    index = join_indexes([to_index(Shard("shard", len(data)), records, "shard")])
     assert len(read_index(encode_index(index), "index")) == len(records)
     assert all(note.text.isprintable() for note in others.notes())
 
@@ -205,7 +205,7 @@ def tar_index_examples() -> list[bytes]:
             [Record(512 + 1024 * i, i, 7 * i, label, f"ä/{i}.jpg") for i, label in enumerate(part)] for part in labels
         ]
         indexes = [to_index(shard, part, "shard") for shard, part in zip(shards, records, strict=True)]
-        examples.append(encode_index(join(indexes, "alt" if len(labels) == 2 else "")))
+        examples.append(encode_index(join_indexes(indexes, "alt" if len(labels) == 2 else "")))
     return examples
 
 
@@ -220,7 +220,7 @@ def read_tar_index(data: bytes, folder: Path) -> None:
             assert label >= -1
             assert label == -1 or not index.class_names or index.class_names[label]
         assert all(isinstance(name, str) for name in strings_in(one.arrays, "names"))
-    again = join([index.of_shard(position) for position in range(len(index.shards))], index.label_key)
+    again = join_indexes([index.of_shard(position) for position in range(len(index.shards))], index.label_key)
     assert len(read_index(encode_index(again), "index")) == len(index)
 
 

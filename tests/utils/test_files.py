@@ -25,7 +25,7 @@ from utils.file_formats.pickles import read_pickle, verify_archive
 from utils.files import TemporaryFolder, atomic_save, locked, read_regular_file, temporary_path
 from utils.notes import RUN_LOG
 from utils.seeding import derive_seed
-from utils.tables import read_rows, safe_cell, unescaped_cell
+from utils.tables import read_csv_rows, safe_cell, unescaped_cell
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_full_disk_keeps_the_old_file_and_leaves_no_temporary_file(saved, monkey
 
 def test_incomplete_last_row_is_dropped(tmp_path):
     (tmp_path / "metrics.csv").write_bytes(b"epoch,loss\r\n1,0.5\r\n2,0.25")
-    assert read_rows(tmp_path / "metrics.csv") == [{"epoch": "1", "loss": "0.5"}]  # 0.25 may have been 0.2512
+    assert read_csv_rows(tmp_path / "metrics.csv") == [{"epoch": "1", "loss": "0.5"}]  # 0.25 may have been 0.2512
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from datasets.sources.tables.cells import Columns, columns_option
 from datasets.sources.tables.columns import PLACEHOLDER, UnclearSplit, find_layout, likely_columns
 from datasets.sources.tables.files import IS_WORKBOOK, TABLE_SUFFIXES, WORKBOOK, open_table
 from datasets.sources.tables.joins import TWO_TABLES, open_for
-from datasets.sources.tables.rows import Rows, table_rows
+from datasets.sources.tables.rows import TableRows, table_rows
 from utils.errors import UserError
 from utils.files import open_regular_file
 from utils.notes import Note
@@ -257,7 +257,7 @@ def _labels_of_unclear(
     return labels, dict.fromkeys(labels, "perhaps test"), options
 
 
-def _columns_of_several(rows: Rows, data: Data) -> list[str] | None:
+def _columns_of_several(rows: TableRows, data: Data) -> list[str] | None:
     """None if each image has one label; else the columns of which it has one, if any."""
     try:
         refuse_several_labels(rows, data)

@@ -10,7 +10,7 @@ from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.sources.class_names import list_names
 from datasets.sources.folders.class_folders import FoundFiles
-from datasets.sources.listed.lists import Part, read_table
+from datasets.sources.listed.lists import TableSplit, read_table
 from datasets.sources.path_words import MASK, label_in, word_in
 from datasets.sources.samples import ImageFiles
 from datasets.sources.source import Wanted
@@ -92,8 +92,8 @@ class LabelledPaths(Table):
 
     def read(self, split: str) -> ImageFiles:
         """The images of a split, with the labels of the training. Findings: images without a class of the training."""
-        train = Part(self, self._data, "train")
-        part = train if split == "train" else Part(self, self._data, split)
+        train = TableSplit(self, self._data, "train")
+        part = train if split == "train" else TableSplit(self, self._data, split)
         listing = read_table(part, train, Wanted(self._data))
         names = list_names(listing.class_names, _MAX_SHOWN)
         listing.notes.append(Note("log", f"{self.root}: DATA.LABELS finds {len(listing.class_names)} classes, {names}"))

@@ -30,7 +30,7 @@ from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import FOLDERS, LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList, read_lines
 from datasets.sources.tables.joins import open_for
 from datasets.sources.tables.places import mend
-from datasets.sources.tables.rows import Rows, table_rows
+from datasets.sources.tables.rows import TableRows, table_rows
 from utils.errors import Unavailable, UserError
 from utils.notes import Note
 
@@ -42,7 +42,7 @@ METADATA = ("metadata.csv", "metadata.jsonl", "_classes.csv")  # of Hugging Face
 
 
 @dataclass(eq=False)
-class Part:
+class TableSplit:
     """The rows of a split in a table, all without a split, which are read once."""
 
     table: Table
@@ -50,7 +50,7 @@ class Part:
     split: str | None = None
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> TableRows:
         return table_rows(self.table, self.data, self.split)
 
 
@@ -96,10 +96,10 @@ class Tables(Source):
         return {split: open_for(file, data) for split, file in found.items()}
 
     @cached_property
-    def splits(self) -> dict[str, Part]:
+    def splits(self) -> dict[str, TableSplit]:
         """The rows of each split; 'all' is one table without splits."""
         tables = self.find()
-        parts = {split: Part(table, self.data) for split, table in tables.items()}
+        parts = {split: TableSplit(table, self.data) for split, table in tables.items()}
         whole = "all" if "all" in tables else "train"
         if whole not in tables:
             return parts
@@ -112,7 +112,7 @@ class Tables(Source):
             splits = splits - {"val"} if layout.split != FOLDERS else set()
         if splits:
             del parts[whole]
-        return {split: Part(tables[whole], self.data, split) for split in splits} | parts
+        return {split: TableSplit(tables[whole], self.data, split) for split in splits} | parts
 
     @property
     def way_to_folds(self) -> str:  # type: ignore[override]
@@ -185,7 +185,7 @@ def table_file(root: Path, split: str) -> Path:
     return root / f"{split}.csv"
 
 
-def read_table(part: Part, train_part: Part, wanted: Wanted) -> ImageFiles:
+def read_table(part: TableSplit, train_part: TableSplit, wanted: Wanted) -> ImageFiles:
     """Reads a table with a column of paths and one of targets: whole numbers or names; or a column for each class.
 
     Target names are sorted, and their positions are the labels. The names in `train_part` count for both splits; it may
@@ -246,14 +246,14 @@ def read_table(part: Part, train_part: Part, wanted: Wanted) -> ImageFiles:
     return _with_repeated(listing, kind)
 
 
-def _problem_of_names(rows: Rows, train_rows: Rows) -> str:
+def _problem_of_names(rows: TableRows, train_rows: TableRows) -> str:
     """Of a label that the training lacks."""
     if rows.file == train_rows.file:
         return "has no row of train; correct it, or add one"
     return f"is not in {train_rows.file}; correct it, or add it there"
 
 
-def _named_as_before(rows: Rows, train_rows: Rows, history: History) -> dict[str, np.ndarray]:
+def _named_as_before(rows: TableRows, train_rows: TableRows, history: History) -> dict[str, np.ndarray]:
     """The names and files of images as arrays, with the names that the run of the history gave them.
 
     An earlier version named them by the rule that found them: by paths in the folder of the images, in the table's, or
@@ -276,7 +276,9 @@ def _relative_to(base: Path, root: Path, files: Iterable[str]) -> list[str]:
     return [os.path.relpath(os.path.join(root, file), base) for file in files]
 
 
-def _reader_of_labels(train_rows: Rows, rows: Rows, multi_label: bool) -> Callable[[tuple[str, ...]], list[str]]:
+def _reader_of_labels(
+    train_rows: TableRows, rows: TableRows, multi_label: bool
+) -> Callable[[tuple[str, ...]], list[str]]:
     """Finds the labels in a target: with `multi_label` those between separators, else at most one."""
     if not multi_label:
         return lambda target: [" | ".join(target)] if target else []  # several are no class
@@ -327,7 +329,9 @@ def _notes_on_lists(table: Table) -> list[Note]:
     return [Note("warning", text)] if lists else []
 
 
-def _notes_on_no_label(rows: Rows, class_names: Sequence[str], names_of: Sequence[list[str]], data: Data) -> list[Note]:
+def _notes_on_no_label(
+    rows: TableRows, class_names: Sequence[str], names_of: Sequence[list[str]], data: Data
+) -> list[Note]:
     """A line about a label as No Finding that is never beside another one, and counts as a class."""
     notes = []
     for name in filter(_NO_LABEL.fullmatch, class_names):
@@ -342,7 +346,7 @@ def _notes_on_no_label(rows: Rows, class_names: Sequence[str], names_of: Sequenc
 
 
 def _find_wrong_labels(
-    rows: Rows, names_of: Sequence[list[str]], labels_of: Sequence[list[int]], problem: str, no_label: str
+    rows: TableRows, names_of: Sequence[list[str]], labels_of: Sequence[list[int]], problem: str, no_label: str
 ) -> Iterator[str]:
     """The rows with a wrong label, or, given the problem `no_label`, without one."""
     wrong = {}
@@ -373,7 +377,7 @@ def _are_decimals(texts: Iterable[str]) -> bool:
     return all(re.fullmatch(r"\d+,\d+", text) for text in texts)
 
 
-def refuse_several_labels(rows: Rows, data: Data) -> None:
+def refuse_several_labels(rows: TableRows, data: Data) -> None:
     """Raises UserError for numbers, as '0 3' and '[0, 3]', and for names that recur, as 'cat|dog'."""
     texts = [" | ".join(target) for target in rows.target_ids if target]
     if _are_decimals(texts):
@@ -398,7 +402,7 @@ def refuse_several_labels(rows: Rows, data: Data) -> None:
             )
 
 
-def one_per_image(rows: Rows) -> list[str]:
+def one_per_image(rows: TableRows) -> list[str]:
     """The columns of which each row has exactly one 1, without others that a row with the most labels has, if any."""
     most = max(rows.target_ids, key=len)
     for kept in most:

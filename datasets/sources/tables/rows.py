@@ -22,7 +22,7 @@ from utils.errors import Finding, UserError, raise_problems
 from utils.notes import Note
 
 
-class Rows:
+class TableRows:
     """The rows of a list or table. Equal labels are stored once, in the order in which they first occur.
 
     root: folder of the files. names: of the images in the run. files: their paths in `root`.
@@ -80,7 +80,7 @@ class Rows:
         return str(self.file) if self.file.is_dir() else f"{self.file}:{line}"
 
 
-def table_rows(table: Table, data: Data, split: str | None = None, others: Sequence[Path] = ()) -> Rows:
+def table_rows(table: Table, data: Data, split: str | None = None, others: Sequence[Path] = ()) -> TableRows:
     """The rows of a table with a column of paths and one of targets, which may be empty; only the rows of `split`.
 
     others: folders of images to predict, whose labels are not read, and which may be anywhere.
@@ -89,7 +89,7 @@ def table_rows(table: Table, data: Data, split: str | None = None, others: Seque
     places = layout.places or find_places(table, layout.path, data, others)
     if places.problem:
         raise UserError(places.problem)
-    rows = Rows(table.file, places)
+    rows = TableRows(table.file, places)
     rows.labels = data.labels
     rows.notes[:0] = table.notes
     rows.classes = layout.labels if layout.is_one_hot else table.classes.get([*layout.labels, ""][0], ())

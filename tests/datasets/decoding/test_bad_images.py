@@ -29,7 +29,7 @@ from engine.checkpoint.files import load_checkpoint
 from engine.commands.run import run
 from engine.run.record import read_run
 from engine.training.step import forward_backward
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 BAD = {"class0/4.png": b"", "class1/11.png": b"<html>404</html>", "class0/30.png": b"\x89PNG\r\n\x1a\n and no more"}
 BAD_IN_VAL = {"class1/3.png": b"?"}
@@ -54,7 +54,7 @@ def argv_for(image_folder: Path, output: Path, *options: str) -> list[str]:
 
 
 def assert_lists_each_once(folder: Path):
-    listed = read_rows(folder / "bad_images_0.csv")
+    listed = read_csv_rows(folder / "bad_images_0.csv")
     assert sorted(Path(row["path"]).name for row in listed) == ["11.png", "3.png", "30.png", "4.png"]
     assert all(re.search("is empty|is not an image of|cannot be decoded", row["reason"]) for row in listed)
 
@@ -106,7 +106,7 @@ def test_it_does_not_change_loss_and_gradient_and_is_not_mixed(image_folder, tmp
 
 def test_a_run_counts_and_lists_bad_images_and_resumes_bit_for_bit(image_folder, tmp_path, cpu, capsys):
     folder = train(argv_for(image_folder, tmp_path / "out"), cpu)
-    assert [row["skipped_images"] for row in read_rows(folder / "metrics.csv")] == ["3", "3"]
+    assert [row["skipped_images"] for row in read_csv_rows(folder / "metrics.csv")] == ["3", "3"]
     assert_lists_each_once(folder)
     printed = capsys.readouterr().out
     said = [
@@ -124,7 +124,7 @@ def test_a_run_counts_and_lists_bad_images_and_resumes_bit_for_bit(image_folder,
     one, other = (load_checkpoint(run / "last.pth") for run in (folder, resumed))
     for part in ("model", "optimizer", "sums", "best"):
         assert_same_state(one[part], other[part], part)
-    assert [row["skipped_images"] for row in read_rows(resumed / "metrics.csv")] == ["3", "3"]
+    assert [row["skipped_images"] for row in read_csv_rows(resumed / "metrics.csv")] == ["3", "3"]
     assert_lists_each_once(resumed)
 
     (image_folder / "val" / "class1" / "3.png").unlink()  # the result of a data set without the bad image is the same

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tar_files import numbered, tar_of
 
-from datasets.shards.index import Index, Shard, encode_index, join, read_index, to_index
+from datasets.shards.index import Index, Shard, encode_index, join_indexes, read_index, to_index
 from datasets.shards.records import Record
 from datasets.sources.shared_arrays import strings_in, to_nfc
 from utils.errors import UserError
@@ -31,7 +31,7 @@ def index_of(labels_of_shards, label_key: str = "") -> Index:
         ]
         shard = Shard(f"{number}.tar", 1024 * len(labels) + 1024, "etag" if number % 2 else None)
         indexes.append(to_index(shard, records, f"{number}.tar"))
-    return join(indexes, label_key)
+    return join_indexes(indexes, label_key)
 
 
 def content_of(index: Index) -> list:
@@ -66,11 +66,11 @@ def test_an_index_is_equal_after_reading(labels_of_shards):
 def test_rows_of_several_indexes_are_joined_with_one_order_of_classes():
     one = index_of([["dog", "cat"], [None], []], "k")
     two = index_of([["ant", "dog"], ["never used"]])
-    joined = join([one, two.of_shard(0)])
+    joined = join_indexes([one, two.of_shard(0)])
     assert joined.class_names == ["ant", "cat", "dog"]
     assert joined.arrays["targets"].tolist() == [2, 1, -1, 0, 2]
     assert list(strings_in(joined.arrays, "names")) == ["0/é0.jpg", "0/é1.jpg", "1/é0.jpg", "0/é0.jpg", "0/é1.jpg"]
-    assert content_of(join([one.of_shard(0)])) == content_of(one)[:1]
+    assert content_of(join_indexes([one.of_shard(0)])) == content_of(one)[:1]
     first, second, _, last = content_of(joined)
     without_first = [[shard, *(column[1:] for column in columns)] for shard, *columns in (first, last)]
     selected = content_of(joined.select(np.array([1, 2, 4])))
@@ -78,7 +78,7 @@ def test_rows_of_several_indexes_are_joined_with_one_order_of_classes():
 
 
 def test_names_of_two_unicode_forms_are_one_class():
-    joined = join([index_of([["A\u0308hre", "Bee"]]), index_of([["never used"], ["Ähre"]]).of_shard(1)])
+    joined = join_indexes([index_of([["A\u0308hre", "Bee"]]), index_of([["never used"], ["Ähre"]]).of_shard(1)])
     assert joined.class_names == ["Bee", "Ähre"]
     assert joined.arrays["targets"].tolist() == [1, 0, 1]
 

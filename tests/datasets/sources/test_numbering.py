@@ -6,7 +6,7 @@ from conftest import CPU, config_for, each_row, read_samples, refused, told
 from source_helpers import classes_of, options, tree, write_table
 
 from datasets.sources.class_names import merged_outputs, rename_classes
-from datasets.sources.numbering import check_names, number, rename, take_classes
+from datasets.sources.numbering import check_names, number_classes, rename, take_classes
 from datasets.sources.rows import Rows
 from datasets.sources.sets.in_memory import ImageArray
 from datasets.sources.source import Wanted
@@ -164,7 +164,9 @@ def test_comparisons_grow_with_the_classes_and_not_with_their_square(count):
     known = [Counted(name) for name in reversed(names)]
     new = [Counted(f"new {number}") for number in range(count // 2)]
     Counted.compared = 0
-    assert number(check_names(rows, Wanted(options("DIR"))), Wanted(options("DIR"), class_names=known)).class_names
+    assert number_classes(
+        check_names(rows, Wanted(options("DIR"))), Wanted(options("DIR"), class_names=known)
+    ).class_names
     data = options("DIR").model_copy(update={"rename": others})
     assert rename(rows, Wanted(data)).class_names == new
     only = options("DIR").model_copy(update={"only_classes": known[: count // 2]})

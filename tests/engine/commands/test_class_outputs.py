@@ -27,7 +27,7 @@ from engine.checkpoint.weights_record import weights_record
 from engine.plan.evaluation import options_of_weights
 from tests.datasets.sources.source_helpers import write_image
 from utils.files import read_json
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 NAME, SIZE = "test_vit", 32
 DATA = ["DATA.CROP_PCT=1.0", "DATA.IMAGENET_MEAN=[0.5,0.5,0.5]", "DATA.IMAGENET_STD=[0.5,0.5,0.5]"]
@@ -153,7 +153,7 @@ def test_folders_of_imagenet_classes(tmp_path):
     expected = figures(model, pixels, outputs)
     assert evaluate(tmp_path, data, weights="1000.pth") == pytest.approx(expected, abs=1e-4)
     (table,) = tmp_path.glob("out*/eval*/evaluation/per_class.csv")
-    assert {row["class"] for row in read_rows(table)} >= {*names}  # as the folders are named
+    assert {row["class"] for row in read_csv_rows(table)} >= {*names}  # as the folders are named
     english = ["tench", "Carassius auratus", "flamingo", "church_building", "Toilet Paper"]
     pixels = write_images(tmp_path / "english", english)
     expected = figures(model, pixels, outputs)
@@ -201,7 +201,7 @@ def predicted(folder: Path, *weights: str) -> list[str]:
     """All classes of the first prediction of the images in `data`, the most probable first."""
     flags = ["-predict", str(folder / "data"), *weights, f"-output={folder / 'predictions'}", "-top_k=2000"]
     run_here(*flags, "-num_workers=0")
-    row = read_rows(folder / "predictions/predictions.csv")[0]
+    row = read_csv_rows(folder / "predictions/predictions.csv")[0]
     return [text for key, text in row.items() if key.startswith("class_")]
 
 

@@ -12,7 +12,7 @@ from engine.training.optimizer import Schedule
 from tests.datasets.sources.source_helpers import write_image
 from utils.errors import UserError
 from utils.files import read_json
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 TINY = [*TINY_VIT, "MODEL.NUM_CLASSES=null", "MODEL.DEPTH=1", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.NUM_EPOCHS=3"]
 
@@ -61,7 +61,7 @@ def test_the_best_weights_are_tested_when_the_last_are_worse(argv, tmp_path, mon
     assert f"Classes: test macro F1 {summary['f1']:.2f}%, test worst class F1 " in log
     assert (summary["epoch"], summary["samples"]) == (2, 34)
     assert [test[name] for name in ("top1", "recall", "f1")] == [summary[name] for name in ("top1", "recall", "f1")]
-    classes = read_rows(folder / "evaluation-test" / "per_class.csv")
+    classes = read_csv_rows(folder / "evaluation-test" / "per_class.csv")
     assert [(row["class"], row["count"]) for row in classes] == [("blue", "17"), ("red", "17")]
     assert read_json(folder / "evaluation" / "summary.json")["samples"] == 24
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from engine.evaluation.predictions import Predictions
 from tests.datasets.sources.source_helpers import write_image
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 CLASSES = ["<script>", "=ant", "a\nb", "dog"]
 MODEL = [option for option in TINY_VIT if not option.startswith("MODEL.NUM_CLASSES")]
@@ -39,7 +39,7 @@ def trained(images, tmp_path_factory) -> Path:
 def predict(folder: Path, *argv: str) -> list[dict[str, str]]:
     """The rows of predictions.csv."""
     assert run_here("-predict", *argv, f"-output={folder}") == 0
-    return read_rows(folder / "predictions.csv")
+    return read_csv_rows(folder / "predictions.csv")
 
 
 def top1(rows: list[dict[str, str]]) -> float:
@@ -148,7 +148,7 @@ def test_if_no_image_is_readable_the_file_is_written_and_the_run_fails(trained, 
     (tmp_path / "a.jpg").write_bytes(b"hello")
     with refused(r"none of the 1 images can be read; .*predictions.csv has the reasons"):
         predict(tmp_path / "out", str(tmp_path / "a.jpg"), f"-pretrained={trained / 'best.pth'}")
-    (row,) = read_rows(tmp_path / "out" / "predictions.csv")
+    (row,) = read_csv_rows(tmp_path / "out" / "predictions.csv")
     assert row["error"].startswith("is not an image of a supported format")
 
 

@@ -19,7 +19,7 @@ LIMIT_SECONDS, SLOW_SECONDS = 6.0, 7.5
 EVALUATION = ("engine.evaluation.results:SampleResults.metrics", "engine.evaluation.tables:confidence_interval")
 PAGE = ("engine.report.page:write_report",)
 SAVE = ("engine.checkpoint.files:CheckpointWriter.save",)
-PREDICTION = ("engine.evaluation.predictions:safe_cell", "engine.evaluation.predictions:join")
+PREDICTION = ("engine.evaluation.predictions:safe_cell", "engine.evaluation.predictions:join_results")
 FEATURES = ("engine.features.store:atomic_write", "engine.evaluation.evaluate:Evaluator.results_of_features")
 
 

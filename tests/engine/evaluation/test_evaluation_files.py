@@ -28,7 +28,7 @@ from datasets.sources.samples import Samples
 from engine.evaluation.files import EvaluationFiles
 from engine.evaluation.predictions import Predictions
 from engine.evaluation.results import SampleResults
-from utils.tables import read_rows, safe_cell
+from utils.tables import read_csv_rows, safe_cell
 
 HOSTILE = ["=cmd|' /C calc'!A0", "<script>alert(1)</script>", "two\nlines", "\x1b[31mred", "x" * 300, "-1"]
 
@@ -120,7 +120,7 @@ def test_hostile_names_stay_text(written):
     cells = [cell for path in written.glob("*.csv") for row in read_table(path) for cell in row]
     assert any("<script>" in cell for cell in cells)  # it is text in a CSV file
     assert_text(cells)
-    paths = {row["path"] for row in read_rows(written / "per_image.csv")}
+    paths = {row["path"] for row in read_csv_rows(written / "per_image.csv")}
     assert {r"two\nlines", r"\udcff.png", f"'{HOSTILE[0]}"} <= paths
 
 
@@ -159,7 +159,7 @@ def test_each_image_has_a_row_and_logits_on_request(tmp_path, cpu):
 
 
 def test_pictures_are_those_of_the_page(written, tmp_path, cpu):
-    indices = {int(row["index"]) for row in read_rows(written / "mistakes.csv")}
+    indices = {int(row["index"]) for row in read_csv_rows(written / "mistakes.csv")}
     assert {int(path.stem) for path in (written / "pictures").iterdir()} == indices
     assert Image.open(written / f"pictures/{min(indices)}.jpg").size == (160, 160)
     summary = json.loads((written / "summary.json").read_text())
@@ -233,7 +233,7 @@ def test_a_workbook_has_probabilities_as_numbers_and_all_other_cells_as_text(mak
 def test_two_classes_without_scores_have_a_table(tmp_path, cpu):
     results = results_for(np.array([0, 1, 1]), np.array([0, 1, 0]))
     files_for(tmp_path, ["cat", "dog"], ["a", "b", "c"], cpu).write(results.metrics(), results, None)
-    rows = read_rows(tmp_path / "per_class.csv")
+    rows = read_csv_rows(tmp_path / "per_class.csv")
     assert [(row["recall"], row["auroc"]) for row in rows] == [("100.0000", ""), ("50.0000", "")]
 
 
@@ -301,7 +301,7 @@ threshold | multi_label | names
 @each_value(BELOW)
 def test_the_label_is_unknown_below_the_threshold(make, tmp_path, threshold, multi_label, names):
     assert not make(threshold=threshold, thresholds=np.array([0.85, -1.4, 2.2]) if multi_label else None).lines
-    rows, images = read_rows(tmp_path / "predictions.csv"), read_json(tmp_path)
+    rows, images = read_csv_rows(tmp_path / "predictions.csv"), read_json(tmp_path)
     if multi_label:  # of the logits 0.847, -0.405 and -2.197
         assert [row["predicted"] for row in rows] == ["dog", "", "dog"]
     labels = [" | ".join(names), "", " | ".join(names)]  # of image 1, which cannot be read, none
@@ -314,7 +314,7 @@ def test_the_label_is_unknown_below_the_threshold(make, tmp_path, threshold, mul
 def test_the_word_of_a_decision_is_the_name_of_no_class(make, tmp_path):
     """A line names the one of -threshold, so that the label `unknown` means the class alone."""
     (line,) = make(threshold=0.9, classes=("cat", "Unknown", "unknown (no class)")).lines
-    labels = {row["label"] for row in read_rows(tmp_path / "predictions.csv")} - {""}
+    labels = {row["label"] for row in read_csv_rows(tmp_path / "predictions.csv")} - {""}
     assert labels == {"unknown (no class) (no class)"}
     assert "'unknown (no class) (no class)'" in line
     point = OperatingPoint(name="ill", label=0, specificity=0.9, threshold=0.0, group_threshold=1.0)
@@ -325,13 +325,13 @@ def test_the_word_of_a_decision_is_the_name_of_no_class(make, tmp_path):
     made.write(
         [SampleResults(np.zeros(1, int), np.zeros((1, 1), int), np.ones((1, 1)), np.zeros(1), scores=scores)], CPU
     )
-    assert read_rows(tmp_path / "predictions.csv")[0]["decision"] == "not ill (no class)"
+    assert read_csv_rows(tmp_path / "predictions.csv")[0]["decision"] == "not ill (no class)"
 
 
 def test_hostile_names_stay_text_in_predictions(make, tmp_path):
     names = [*HOSTILE, '"q", 1', "日本", "b\udcff"]
     make(names, names)
-    rows = read_rows(tmp_path / "predictions.csv")
+    rows = read_csv_rows(tmp_path / "predictions.csv")
     assert_text([row[column] for row in rows for column in ("path", "class_1", "target")])
     assert [row["path"] for row in rows] == [safe_cell(name) for name in names]
     paths = [image["path"] for image in read_json(tmp_path)]

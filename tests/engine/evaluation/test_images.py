@@ -26,10 +26,10 @@ from conftest import (
 from datasets.sources.samples import Samples
 from engine.evaluation.images import (
     IMAGES,
+    ImageRow,
     ImagesAtHand,
-    Row,
     compare_images,
-    read_images,
+    read_image_table,
     read_trained,
     write_images,
 )
@@ -66,7 +66,7 @@ def digest_in(run: Path) -> str:
     return read_json(run / "run.json")["facts"]["ImagesRead"]["digest"]
 
 
-def digest_of(rows: list[Row]) -> str:
+def digest_of(rows: list[ImageRow]) -> str:
     lines = sorted(f"{row.sha256} {row.split} {row.path} {row.label} {row.group}" for row in rows)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -80,7 +80,7 @@ def test_a_run_lists_the_files_that_it_has_read(argv, data, tmp_path):
     run = train([*argv, "TRAIN.MAX_STEPS=1"])
     assert digest_in(run) == "partial: 4 of 28"
     train([*argv, f"-resume={run}"], pictures=True)
-    rows = read_images(run)
+    rows = read_image_table(run)
     assert {(row.split, row.path): row.sha256 for row in rows} == {
         (split, str(file.relative_to(data / split))): hashlib.sha256(file.read_bytes()).hexdigest()
         for split in COUNTS
@@ -209,7 +209,7 @@ def rows_of_two_ranks(context, data: Path, folder: Path) -> None:
 def test_the_list_has_the_images_of_all_ranks(data, tmp_path, ranks):
     (tmp_path / "run").mkdir()
     ranks(2)(rows_of_two_ranks, data, tmp_path / "run")
-    found = {row.path: row.sha256 for row in read_images(tmp_path / "run")}
+    found = {row.path: row.sha256 for row in read_image_table(tmp_path / "run")}
     files = (data / "train").rglob("*.png")
     assert found == {str(f.relative_to(data / "train")): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
 
@@ -217,26 +217,26 @@ def test_the_list_has_the_images_of_all_ranks(data, tmp_path, ranks):
 class Listed(ImagesAtHand):
     """Images of which only the rows are known."""
 
-    def __init__(self, rows: list[Row]) -> None:
+    def __init__(self, rows: list[ImageRow]) -> None:
         content = b"".join(bytes.fromhex(row.sha256) or bytes(32) for row in rows)
         super().__init__(dict.fromkeys(row.split for row in rows), bytearray(content))
         self.listed = rows
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[ImageRow]:
         return iter(self.listed)
 
 
 def test_other_data_with_some_equal_names_are_no_difference():
-    before = [Row("train", f"{number}.jpg", "a", "", f"{number:064x}") for number in range(1, 11)]
+    before = [ImageRow("train", f"{number}.jpg", "a", "", f"{number:064x}") for number in range(1, 11)]
     other = "f" * 64
 
-    def lines(rows: list[Row]) -> list[bytes]:
+    def lines(rows: list[ImageRow]) -> list[bytes]:
         return [f"{','.join(row)}\n".encode() for row in rows]
 
-    def differences(now: list[Row]) -> list[str]:
+    def differences(now: list[ImageRow]) -> list[str]:
         return compare_images(lines(before), Listed(now)).texts()
 
-    def trained_on(now: list[Row], rows: list[Row] = before) -> list[str]:
+    def trained_on(now: list[ImageRow], rows: list[ImageRow] = before) -> list[str]:
         images = Listed(now)
         return compare_images(lines(rows), images).trained_on(images)
 
@@ -249,14 +249,14 @@ def test_other_data_with_some_equal_names_are_no_difference():
     assert "1 changed" in differences([before[0]._replace(label="b", sha256=""), *before[1:]])[0]
     assert not differences([row._replace(split="val") for row in before])
     assert "2 image(s)" in trained_on([row._replace(split="val", path="y") for row in before[:2]])[0]
-    assert not trained_on([Row("val", "y", "a", "", "")], [row._replace(sha256="") for row in before])
+    assert not trained_on([ImageRow("val", "y", "a", "", "")], [row._replace(sha256="") for row in before])
     assert not trained_on(before)  # who evaluates the training images asked for them
 
 
 def test_the_digest_is_the_one_of_all_lines_in_any_number_of_parts(monkeypatch):
     monkeypatch.setattr("engine.evaluation.images._SORTED", 7)
     generator = np.random.default_rng(0)
-    rows = [Row("train", f"{n}.jpg", "a, b", "", generator.bytes(32).hex()) for n in range(40)]
+    rows = [ImageRow("train", f"{n}.jpg", "a, b", "", generator.bytes(32).hex()) for n in range(40)]
     rows += [row._replace(split="val") for row in rows[:9]]
     assert Listed(rows).digest() == digest_of(rows)
 
@@ -264,5 +264,5 @@ def test_the_digest_is_the_one_of_all_lines_in_any_number_of_parts(monkeypatch):
 def test_a_damaged_list_is_none(tmp_path):
     for content in (b"", b"\x1f\x8b\x08\x00no", gzip.compress(b"a,b\nc\n"), gzip.compress(b"split\n" + b"x" * 10)):
         (tmp_path / IMAGES).write_bytes(content)
-        assert read_images(tmp_path) == []
+        assert read_image_table(tmp_path) == []
         assert read_trained(tmp_path, set()) == (set(), 0, 0)

@@ -27,7 +27,7 @@ from engine.plan.decision import note_on_goal, operating_goal
 from scripts.export import main as export
 from tests.datasets.sources.source_helpers import write_patients
 from utils.files import read_json
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 
 def point_of(label: int = 1, **goal: float | str) -> OperatingPoint:
@@ -187,7 +187,7 @@ def test_a_threshold_between_two_neighbours_of_float32_parts_them(tmp_path):
         options = Prediction("photos", 1, None, False, False, None)
         made = Predictions(tmp_path, Noise(list("abcd")), ["well", "ill"], options, None, used)
         made.write([results], CPU)
-        assert [row["decision"] for row in read_rows(tmp_path / "predictions.csv")] == ["well", "ill"] * 2
+        assert [row["decision"] for row in read_csv_rows(tmp_path / "predictions.csv")] == ["well", "ill"] * 2
 
 
 @pytest.mark.parametrize("rule", [None, "any"])
@@ -229,7 +229,7 @@ def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports
     for weights in (folder / "best.pth", tmp_path / "a.safetensors"):
         data = ["-dataset=digits", f"-output={tmp_path / weights.name}-predictions"]
         run_here("-predict", f"-pretrained={weights}", "-split=val", *data)
-        rows = read_rows(tmp_path / f"{weights.name}-predictions/predictions.csv")
+        rows = read_csv_rows(tmp_path / f"{weights.name}-predictions/predictions.csv")
         assert [row["decision"] for row in rows] == np.where(expected, "3", "not 3").tolist()
     renamed = tmp_path / "renamed.safetensors"
     for check in ([], ["-no_check"]):
@@ -247,7 +247,7 @@ def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports
         used = read_json(again / "evaluation/summary.json")["operating_point"] or {}
         assert (used.get("class"), used.get("threshold")) == (name, threshold)
         run_here("-predict", f"-output={tmp_path / f'predict-{name}'}", *options)
-        rows = read_rows(tmp_path / f"predict-{name}/predictions.csv")
+        rows = read_csv_rows(tmp_path / f"predict-{name}/predictions.csv")
         assert [row.get("decision", "") for row in rows].count(str(name)) == (expected.sum() if name else 0)
     again = evaluate(tmp_path / "eval", f"-pretrained={folder / 'best.pth'}", "-split=train")
     used = read_json(again / "evaluation/summary.json")["operating_point"]
@@ -344,7 +344,7 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     assert used["sensitivity"] == pytest.approx(100 * chosen[patients.ill == 1].mean())
     assert used["sensitivity"] >= 80
     assert used["confusion"] == confusion_matrix(patients.ill, chosen).tolist()
-    rows = read_rows(folder / "evaluation/groups/confusion.csv")
+    rows = read_csv_rows(folder / "evaluation/groups/confusion.csv")
     expected = confusion_matrix(1 - patients.ill, patients.p < 0.5)
     assert [[int(row["ill"]), int(row["well"])] for row in rows] == expected.tolist()
     assert f"AUROC by group {summary['auroc']:.2f}%" in log_of(folder)
@@ -383,8 +383,8 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     assert (tmp_path / "q/groups.csv").read_text() == (tmp_path / "p/groups.csv").read_text()
     lone = train([*flags, "-name=lone", "-opts", *keys, point])
     run_here("-predict", str(tmp_path / "data"), f"-resume={lone}", f"-output={tmp_path / 'r'}", "-opts", groups)
-    assert "decision" in read_rows(tmp_path / "r/predictions.csv")[0]
-    assert "decision" not in read_rows(tmp_path / "r/groups.csv")[0]  # as an evaluation has none
+    assert "decision" in read_csv_rows(tmp_path / "r/predictions.csv")[0]
+    assert "decision" not in read_csv_rows(tmp_path / "r/groups.csv")[0]  # as an evaluation has none
     run_here("-predict", str(tmp_path / "data"), f"-resume={lone}", f"-output={tmp_path / 'r'}")
     assert not (tmp_path / "r/groups.csv").exists()  # of the images before
 

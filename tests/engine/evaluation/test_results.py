@@ -34,14 +34,14 @@ from engine.evaluation.results import (
     SampleResults,
     class_figures,
     coverage,
-    join,
+    join_results,
     mean_by_group,
     score_classes,
     worst_mistakes,
 )
 from engine.evaluation.tables import read_scores
 from utils.files import read_json
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 CLASSES = 7
 UNREADABLE = (3, 50, 199)
@@ -145,7 +145,7 @@ def test_a_figure_that_is_not_defined_is_null_and_never_the_best(tmp_path, cpu):
     summary = read_json(tmp_path / "summary.json")
     assert {name for name in metrics.values if summary[name] is None} == found
     assert (summary["interval"], bool(summary["interval_missing"])) == (None, True)
-    cat, dog = read_rows(tmp_path / "per_class.csv")
+    cat, dog = read_csv_rows(tmp_path / "per_class.csv")
     assert (cat["specificity"], cat["auroc"], dog["specificity"], dog["auroc"]) == ("", "", "100.0000", "")
 
 
@@ -186,7 +186,7 @@ def test_the_calibration_of_each_label_is_that_of_scikit_learn(tmp_path, cpu):
     summary = files.write(results.metrics(), results, None)
     true = np.delete(targets.numpy(), 3, 0)
     probabilities = np.delete(logits.sigmoid().double().numpy(), 3, 0)
-    rows = read_rows(tmp_path / "calibration.csv")
+    rows = read_csv_rows(tmp_path / "calibration.csv")
     errors = []
     columns = [("", true.ravel(), probabilities.ravel())]
     columns += [(name, true[:, label], probabilities[:, label]) for label, name in enumerate(names)]
@@ -199,7 +199,7 @@ def test_the_calibration_of_each_label_is_that_of_scikit_learn(tmp_path, cpu):
         assert floats(filled, "accuracy") == pytest.approx(100 * shares, abs=1e-4)
         assert floats(filled, "confidence") == pytest.approx(100 * means, abs=1e-4)
         errors.append(100 * (counts[counts > 0] * np.abs(shares - means)).sum() / len(is_true))
-    classes = read_rows(tmp_path / "per_class.csv")
+    classes = read_csv_rows(tmp_path / "per_class.csv")
     assert floats(classes, "ece") == pytest.approx(errors[1:], abs=1e-4)
     assert floats(classes, "probability") == pytest.approx(100 * probabilities.mean(0), abs=1e-4)
     assert summary["ece"] == pytest.approx(np.mean(errors[1:]), rel=1e-5)
@@ -344,7 +344,7 @@ def test_operating_points_are_those_of_scikit_learns_curve(seed, decimals, tmp_p
         assert results.ranking.operating[:, label] == pytest.approx(100 * np.array(expected))
     assert np.isnan(several.ranking.operating[:, -1]).all()
     files_for(tmp_path, ["no", "yes"], IMAGES, cpu).write(two.metrics(), two, None)
-    _, yes = read_rows(tmp_path / "per_class.csv")
+    _, yes = read_csv_rows(tmp_path / "per_class.csv")
     names = ("sensitivity_at_specificity", "specificity_at_sensitivity")
     points = [float(yes[f"{name}_{point}"]) for name in names for point in (90, 95)]
     assert points == pytest.approx(two.ranking.operating[:, 1], abs=1e-4)
@@ -383,7 +383,7 @@ def test_groups_and_folds_have_the_figures_of_pandas_and_scikit_learn(classes, m
     agrees = of_group.nunique().to_numpy() == 1
     kept = agrees.all(1)
     assert np.count_nonzero(~kept) == 1
-    grouped = mean_by_group(join(parts))
+    grouped = mean_by_group(join_results(parts))
     assert [*grouped.errors] == ([] if multi_label else np.flatnonzero(~kept).tolist())
     true = of_group.first().to_numpy()
     for label in range(classes):

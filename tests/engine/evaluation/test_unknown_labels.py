@@ -17,7 +17,7 @@ from engine.evaluation.results import SampleResults, choose_threshold, mean_by_g
 from engine.evaluation.tables import ResultTables, read_scores
 from utils.files import read_json
 from utils.metric_table import METRICS
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 N, C = 300, 4
 NAMES = ["ant", "bee", "cat", "dog"]
@@ -152,11 +152,11 @@ def test_tables_and_scores(unknown, tmp_path):
     tables = ResultTables(tmp_path, NAMES, str)
     summary = tables.write(unknown.metrics(), unknown, {})
     assert 0 < summary["ece"] < 100
-    rows = read_rows(tmp_path / "per_class.csv")
+    rows = read_csv_rows(tmp_path / "per_class.csv")
     assert [int(row["count"]) for row in rows] == (unknown.targets > 0).sum(0).tolist()
     assert [int(row["known"]) for row in rows] == (unknown.targets >= 0).sum(0).tolist()
     assert rows[3]["auroc"] == rows[3]["ece"] == ""
-    bins = [row for row in read_rows(tmp_path / "calibration.csv") if row["class"] == "ant"]
+    bins = [row for row in read_csv_rows(tmp_path / "calibration.csv") if row["class"] == "ant"]
     assert sum(int(row["count"]) for row in bins) == (unknown.targets[:, 0] >= 0).sum()
     again, _, _ = read_scores(tmp_path / "scores.npz")
     assert np.array_equal(again.targets, unknown.targets[unknown.readable])

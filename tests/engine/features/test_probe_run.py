@@ -30,13 +30,13 @@ from conftest import (
 from PIL import Image
 
 from configs.command_line import parse_command_line
-from engine.evaluation.images import read_images
+from engine.evaluation.images import read_image_table
 from engine.features.probe import _features
 from engine.features.store import Extracted, Extraction
 from tests.datasets.sources.source_helpers import write_image
 from tests.engine.report.run_folders import read_page
 from utils.files import read_json
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 pytestmark = pytest.mark.usefixtures("few_penalties")
 
@@ -74,7 +74,7 @@ def test_the_result_is_a_full_model(probed, trained_digits, tmp_path):
     assert not (probed / "details/train_batch.png").exists()
     assert rows(probed)[0]["lr"] == ""
     assert len(read_json(probed / "run.json")["facts"]["ImagesRead"]["digest"]) == 64  # of all images
-    assert len({row.sha256 for row in read_images(probed)}) > 710
+    assert len({row.sha256 for row in read_image_table(probed)}) > 710
     model, backbone = (torch.load(folder / "best.pth")["model"] for folder in (probed, trained_digits()))
     with refused(r"MODEL\.TUNE.*probe.* new run: .*MODEL\.TUNE=lora"):
         run_here(f"-resume={probed}", "-opts", "MODEL.TUNE=lora", "EVAL.SUSPECTS=false")
@@ -83,7 +83,7 @@ def test_the_result_is_a_full_model(probed, trained_digits, tmp_path):
     val = features_of(probed.parent, "val")
     assert features_of(probed.parent, "train").shape == (359, 16)
     run_here("-embed", f"-resume={probed}", f"-output={tmp_path / 'val'}")
-    embedded = read_rows(tmp_path / "val" / "embeddings.csv")
+    embedded = read_csv_rows(tmp_path / "val" / "embeddings.csv")
     targets = np.array([int(row["target"]) for row in embedded])
     logits = val @ model["head.weight"].numpy().T + model["head.bias"].numpy()
     assert 100 * (logits.argmax(1) == targets).mean() == pytest.approx(result["top1"])
@@ -153,7 +153,7 @@ def test_an_image_whose_class_no_other_fold_has_is_no_suspect(tmp_path):
     flags = suspect_flags(tmp_path)
     keys = [*SUSPECTS, "MODEL.NUM_CLASSES=4", "DATA.GROUPS=/(p.*)_"]
     folder = train([*flags, "-opts", *keys])
-    assert {row["label"] for row in read_rows(folder / "suspects/suspects.csv")} <= {"a", "b"}
+    assert {row["label"] for row in read_csv_rows(folder / "suspects/suspects.csv")} <= {"a", "b"}
     assert "'c', 'd'" in log_of(folder)
     assert "too high" not in log_of(folder)
     again = train([*flags, f"-pretrained={folder / 'best.pth'}", "-opts", *keys, "DATA.SPLIT_SEED=3"])
@@ -175,7 +175,7 @@ def test_wrong_labels_of_images_with_several_are_listed_one_by_one(tmp_path):
     flags = [f"-output={tmp_path / 'out'}", f"-data_path={tmp_path}", "-dataset=csv", "-batch_size=4"]
     keys = ["DATA.MULTI_LABEL=true", "LOSS.NAME=bce", "MODEL.NUM_CLASSES=2", "DATA.VAL_FRACTION=0.4"]
     folder = train([*flags, "-opts", *SUSPECTS, *keys], pictures=True)
-    rows = read_rows(folder / "suspects/suspects.csv")
+    rows = read_csv_rows(folder / "suspects/suspects.csv")
     assert {row["split"] for row in rows} == {"train", "val"}
     found = {Path(row["path"]).name: row["label"].removeprefix("not ") for row in rows}
     assert found == planted
@@ -210,7 +210,7 @@ def test_wrong_labels_are_listed_and_corrected_in_the_next_run(tmp_path):
     keys = [*SUSPECTS, "MODEL.NUM_CLASSES=2", "DATA.VAL_FRACTION=0.4"]
     first = train([*flags, "-name=first", "-opts", *keys], pictures=True)
     table = first / "suspects/suspects.csv"
-    listed = read_rows(table)
+    listed = read_csv_rows(table)
     assert {Path(row["path"]).stem for row in listed} == planted
     assert {row["split"] for row in listed} == {"train", "val"}
     listed[0]["correction"] = "drop"
@@ -227,7 +227,7 @@ def test_wrong_labels_are_listed_and_corrected_in_the_next_run(tmp_path):
     exec(code.replace('"DIR"', f"'{tmp_path / 'data'}'").replace("RUN", str(first)))
     flags = [f"-data_path={tmp_path / 'data/corrected.csv'}" if "data_path" in flag else flag for flag in flags]
     second = train([*flags, "-name=second", f"-held_out={first}", "-opts", *keys])
-    assert read_rows(second / "suspects/suspects.csv") == []
+    assert read_csv_rows(second / "suspects/suspects.csv") == []
     assert read_result(second)["top1"] == 100 > read_result(first)["top1"]
     dropped = str(Path(listed[0]["path"]).relative_to(tmp_path / "data"))
     held_out = [read_json(run / "held_out.json")["held_out"] for run in (first, second)]

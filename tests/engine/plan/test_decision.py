@@ -13,7 +13,7 @@ from sklearn.metrics import roc_curve
 from engine.checkpoint.weights_record import read_record
 from engine.plan.decision import MEAN
 from utils.files import read_json
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 GOAL = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
 LEARNS = (ALL_DIGITS, SMALL_BATCHES, "TRAIN.BASE_LR=1e-2", GOAL)
@@ -40,7 +40,12 @@ def decided_by(weights: Path, output: Path, *options: str) -> tuple[dict, list[d
     run_here("-predict", *argv, f"-output={output / 'predict'}")
     with np.load(folder / "evaluation/scores.npz") as saved:
         scores, labels = saved["scores"][:, 3], saved["labels"] == 3
-    return read_json(folder / "evaluation/summary.json"), read_rows(output / "predict/predictions.csv"), scores, labels
+    return (
+        read_json(folder / "evaluation/summary.json"),
+        read_csv_rows(output / "predict/predictions.csv"),
+        scores,
+        labels,
+    )
 
 
 @pytest.mark.parametrize("kind, options, is_kept", cells_of(LOGITS))
@@ -97,7 +102,7 @@ def test_the_decision_of_a_mean_is_of_its_models(trained_digits, tmp_path):
     def decisions(output: str, *options: str) -> set[str]:
         argv = [*runs, "-split=val", f"-output={tmp_path / output}", *(["-opts", *options] if options else [])]
         run_here("-predict", *argv)
-        return {row.get("decision_threshold", "") for row in read_rows(tmp_path / output / "predictions.csv")}
+        return {row.get("decision_threshold", "") for row in read_csv_rows(tmp_path / output / "predictions.csv")}
 
     (found,) = decisions("own")
     assert float(found) == pytest.approx(1 / (1 + np.exp(-threshold)), abs=1e-6)

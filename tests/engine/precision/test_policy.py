@@ -14,7 +14,7 @@ from torch.torch_version import TorchVersion
 from configs.schema import Amp
 from engine.precision import policy as policies
 from engine.precision.master_weights import WeightAverage
-from engine.precision.policy import Precision, fuse_blocks, set_process_switches
+from engine.precision.policy import Precision, set_process_switches, use_fused_blocks
 
 DTYPES = """
 options | dtype
@@ -62,7 +62,7 @@ def test_fused_blocks_add_in_bfloat16_unless_the_lists_say_otherwise(options, ha
     monkeypatch.setattr("models.fused_proof.find_fault", lambda *_: "")
     monkeypatch.setattr("models.fused_blocks.fuse_blocks", lambda model, half: streams.append(half))
     model = timm.create_model("test_vit")
-    number, text = fuse_blocks(model, Amp.model_validate({"ENABLED": True} | options), CONTEXT)
+    number, text = use_fused_blocks(model, Amp.model_validate({"ENABLED": True} | options), CONTEXT)
     if half_stream is None:
         assert (number, streams) == (0, [])
         assert "CUSTOM_" in text
@@ -74,10 +74,10 @@ def test_fused_blocks_add_in_bfloat16_unless_the_lists_say_otherwise(options, ha
 def test_a_vit_without_fused_blocks_has_a_reason_and_another_model_none():
     pytest.importorskip("triton")
     options, model = Amp.model_validate({"ENABLED": True}), timm.create_model("test_vit")
-    assert fuse_blocks(nn.Module(), options, CONTEXT) == (0, "")
-    assert fuse_blocks(model, Amp(), CONTEXT) == (0, "")
+    assert use_fused_blocks(nn.Module(), options, CONTEXT) == (0, "")
+    assert use_fused_blocks(model, Amp(), CONTEXT) == (0, "")
     model.set_grad_checkpointing(True)
-    number, _ = fuse_blocks(model, options, CONTEXT)
+    number, _ = use_fused_blocks(model, options, CONTEXT)
     assert number == 0
 
 

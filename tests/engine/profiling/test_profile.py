@@ -18,7 +18,7 @@ from engine.run.cost import Phase
 from utils.distributed import single_process
 from utils.files import read_json
 from utils.notes import STATUS
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 DATA_WAIT, TRANSFORM, FORWARD, BACKWARD, OPTIMIZER, LOGGING = Phase
 
@@ -114,7 +114,7 @@ def test_profile_of_a_run(digits_argv, tmp_path, monkeypatch):
     assert not list(folder.glob("*.pth"))
     assert read_json(folder / STATUS)["state"] == "finished"
     assert "float16 is safe at loss scale" in log[log.index("----- AMP report: O1: float16") :]
-    ops = read_rows(folder / "half_values.csv")
+    ops = read_csv_rows(folder / "half_values.csv")
     assert {"qkv", "head"} <= {row["module"].rpartition(".")[2] for row in ops if row["op"] == "linear"}
     assert all(float(row["gradient"]) > 0 for row in ops if row["op"] == "weight")
 

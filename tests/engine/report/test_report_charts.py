@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from engine.report.charts import MAX_POINTS, Chart, Series, axis_of, downsample, option
+from engine.report.charts import MAX_POINTS, Chart, Series, axis_of, downsample, option_text
 from engine.report.contents import points
 from engine.report.page import _environment
 
@@ -83,4 +83,4 @@ def test_numbers_at_the_limits_of_float64_have_a_chart_or_are_left_out(values, l
 
 def test_a_section_of_options_is_shown_without_nulls_and_whole():
     point = dict.fromkeys(("class", "sensitivity", "specificity", "groups", "another_key_of_the_section"))
-    assert option(point | {"class": "3", "sensitivity": 0.95}) == "{'class': '3', 'sensitivity': 0.95}"
+    assert option_text(point | {"class": "3", "sensitivity": 0.95}) == "{'class': '3', 'sensitivity': 0.95}"

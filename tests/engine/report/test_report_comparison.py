@@ -18,7 +18,7 @@ from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
 from engine.run.facts import EvaluationData, TrainingData
 from scripts.report import main
 from utils.files import read_json
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_groups_have_means_and_deviations(tmp_path, capsys):
         folder = make_run(tmp_path / f"{rate}-{seed}-{fold}", 2, keys, result=result)
         write_facts(folder, [TrainingData(24, 12, 0, 3, 3, f"fold {fold}")])
     assert main([str(tmp_path)]) == 0
-    rows = read_rows(tmp_path / "groups.csv")
+    rows = read_csv_rows(tmp_path / "groups.csv")
     assert [row["TRAIN.BASE_LR"] for row in rows] == ["0.01", "0.02"]  # the best run first
     for row, values in zip(rows, scores.values(), strict=True):
         assert (row["runs"], row["metric"]) == ("6", "top1")
@@ -231,7 +231,7 @@ def test_runs_are_grouped_by_the_options_that_were_given(tmp_path, capsys):
         given = {"TRAIN.NUM_EPOCHS": 40, "DATA.FOLD": fold, "DATA.FOLDS": 3, "TRAIN.MINUTES": 2}
         make_run(tmp_path / f"fold-{fold}", 2, keys, given=given, result={"top1": score})
     assert main([str(tmp_path)]) == 0
-    (row,) = read_rows(tmp_path / "groups.csv")
+    (row,) = read_csv_rows(tmp_path / "groups.csv")
     assert (row["runs"], float(row["mean"])) == ("3", 75)
     assert "no figures out of fold" in capsys.readouterr().err
     for fold in range(3):
@@ -273,7 +273,7 @@ def test_a_run_and_its_continuation_are_no_repetition(first, last, tmp_path, com
     assert not (tmp_path / "groups.csv").exists()
     make_run(tmp_path / "b", 2, ["TRAIN.BASE_LR=1", "SEED=1"], result={"top1": 70})
     compare(*(folder for folder in tmp_path.iterdir() if folder.is_dir()))
-    (group,) = read_rows(tmp_path / "groups.csv")
+    (group,) = read_csv_rows(tmp_path / "groups.csv")
     assert (group["runs"], float(group["mean"])) == ("2", (last + 70) / 2)
 
 
@@ -313,14 +313,14 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
     false, true, _ = roc_curve(labels == 1, scores[:, 1], drop_intermediate=False)
     point = summary["operating_point"]
     assert point["sensitivity"] == pytest.approx(100 * true[1 - false >= 0.9].max())
-    matrix = [[int(row[name]) for name in "abc"] for row in read_rows(tmp_path / "out-of-fold/confusion.csv")]
+    matrix = [[int(row[name]) for name in "abc"] for row in read_csv_rows(tmp_path / "out-of-fold/confusion.csv")]
     assert matrix == confusion_matrix(labels, scores.argmax(1)).tolist()
     assert "calibrated" not in summary
-    (group,) = read_rows(tmp_path / "groups.csv")
+    (group,) = read_csv_rows(tmp_path / "groups.csv")
     assert float(group["out_of_fold"]) == summary["top1"]
     assert group["mean"]
-    assert len(read_rows(tmp_path / "out-of-fold/per_image.csv")) == 150
-    suspects = read_rows(tmp_path / "out-of-fold/suspects/suspects.csv")
+    assert len(read_csv_rows(tmp_path / "out-of-fold/per_image.csv")) == 150
+    suspects = read_csv_rows(tmp_path / "out-of-fold/suspects/suspects.csv")
     probabilities = 1 / (1 + np.exp(-scores))
     own = probabilities[range(150), labels]
     least = np.array([min(own[labels == one].mean(), 0.7) for one in range(3)])  # as in confident learning

@@ -29,7 +29,7 @@ from engine.progress import Evaluated
 from engine.report import charts
 from engine.report import page as page_module
 from engine.report.contents import read_contents
-from engine.report.overview import class_figures, shift_by_weights, tiles_of
+from engine.report.overview import class_lines, shift_by_weights, tiles_of
 from engine.run.facts import Environment, PixelBaseline, TrainingData
 from engine.run.record import REPORT
 from engine.training import outputs
@@ -124,7 +124,7 @@ def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
     assert f"top-1; epoch 3 of 300; {chosen} validation worst class F1 0.00% fox, 9 images" in first
     assert "macro F1 82.90%" in more
     lost = "F1 0.00% (fox, 9 images; 2 of 3 classes have 0%)"
-    assert class_figures(read_contents(run)) == [f"Classes: macro F1 82.90%, worst class {lost}"]
+    assert class_lines(read_contents(run)) == [f"Classes: macro F1 82.90%, worst class {lost}"]
     shutil.copytree(run / "evaluation", run / "evaluation-test")
     test = [{"class": "cat", "count": 5, "f1": 80.0}]
     update_json(run / "evaluation-test/tables.json", per_class=test)
@@ -133,7 +133,7 @@ def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
     assert "test worst class F1 80.00% cat, 5 images" in first
     assert "validation worst class F1 0.00%" in more
     figures = "test macro F1 82.90%, test worst class F1 80.00% (cat, 5 images)"
-    assert class_figures(read_contents(run)) == [f"Classes: {figures}"]
+    assert class_lines(read_contents(run)) == [f"Classes: {figures}"]
 
 
 TIMES = """

@@ -9,7 +9,7 @@ from scipy.stats import t
 
 from engine.report.settings import difference_of
 from scripts.report import main
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 
 def test_the_variance_is_the_one_of_readers_and_cases():
@@ -46,7 +46,7 @@ def test_groups_csv_has_the_difference_of_each_setting_to_the_first(tmp_path):
                 table.writerow(["index", "path", "label", "predicted"])
                 table.writerows([image, f"{image}.png", 1, int(hit)] for image, hit in enumerate(hits[rate][seed]))
     assert main([str(tmp_path)]) == 0
-    first, *others = read_rows(tmp_path / "groups.csv")
+    first, *others = read_csv_rows(tmp_path / "groups.csv")
     assert first["difference"] == ""
     scores = 100 * hits[float(first["TRAIN.BASE_LR"])].mean(1)
     distance = t.ppf(0.975, 2) * scores.std(ddof=1) / np.sqrt(3)

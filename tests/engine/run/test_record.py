@@ -26,7 +26,7 @@ from engine.run.record import (
 from utils.files import read_json
 from utils.metric_table import METRICS
 from utils.notes import LAUNCH_FOLDER, STATUS
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 
 def record_in(folder: Path, command: str | None = None, is_main: bool = True, **values) -> RunRecord:
@@ -143,13 +143,13 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     resumed.open_rows(1, 18)
     kept = [(row["kind"], row["epoch"], row["step"]) for row in read_metrics(tmp_path)[0]]
     assert kept == [("report", 1, 5), ("evaluation", 1, 10), ("epoch", 1, 10), ("report", 2, 15)]
-    assert [row["epoch"] for row in read_rows(tmp_path / TABLE)] == ["1"]
+    assert [row["epoch"] for row in read_csv_rows(tmp_path / TABLE)] == ["1"]
     resumed.add_row("evaluation", epoch=2, step=20, val_loss=0.2)
     resumed.add_row("epoch", epoch=2, step=20, lr=0.5)
     add_epoch(resumed, 3)
     assert (tmp_path / ROWS).read_text() == text
     assert "NaN" not in text
-    rows = read_rows(tmp_path / TABLE)
+    rows = read_csv_rows(tmp_path / TABLE)
     assert [*rows[0]] == COLUMNS
     assert [row["epoch"] for row in rows] == ["1", "2", "3"]
     assert [row["val_loss"] for row in rows] == ["0.1", "0.2", "0.3"]
@@ -176,7 +176,7 @@ def test_an_epoch_adds_its_own_row_to_metrics_csv(tmp_path):
     assert len({after - before for before, after in pairwise(sizes)}) == 1
     assert table.stat().st_ino == inode
     whole = table.read_bytes()
-    assert [row["epoch"] for row in read_rows(table)] == [*"012345"]
+    assert [row["epoch"] for row in read_csv_rows(table)] == [*"012345"]
     table.write_bytes(whole[:-3])
     resumed = record_in(tmp_path)
     resumed.open_rows(3, 30)

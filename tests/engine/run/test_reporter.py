@@ -21,7 +21,7 @@ from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
 from engine.run.record import read_metrics
 from engine.run.reporter import Reporter, step_lines
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 BATCH_SIZE, STEPS = 4, 3
 
@@ -59,7 +59,7 @@ class SimulatedRun:
         self.reporter.close()
 
     def rows(self, name):
-        return read_rows(self.folder / name)
+        return read_csv_rows(self.folder / name)
 
     @property
     def log(self):

@@ -31,7 +31,7 @@ from engine.run.record import RUN, RunRecord
 from models.kernels import EXPLICIT, use_attention
 from utils.distributed import ProcessContext
 from utils.files import read_json
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 NOTHING = torch.empty(0)
 
@@ -130,7 +130,7 @@ def test_a_run_compares_the_seconds_of_each_step(digits_argv, monkeypatch):
     monkeypatch.setattr(SlowRanks, "add_step", lambda ranks, seconds: found.append(seconds))
     folder = train([*digits_argv, "TRAIN.NUM_EPOCHS=1"])
     assert [seconds.shape for seconds in found] == [(1, 2)] * 5
-    (epoch,) = read_rows(folder / "metrics.csv")
+    (epoch,) = read_csv_rows(folder / "metrics.csv")
     waits, forward_passes = torch.cat(found).sum(0).tolist()
     assert 0 < waits + forward_passes < float(epoch["train_seconds"])
 

@@ -20,7 +20,7 @@ from configs.yaml_io import parse_value
 from engine.parallel import Strategy, run_eagerly
 from engine.precision.policy import Precision
 from engine.training.describe import notes_on_optimizer
-from engine.training.optimizer import Schedule, set_lr, unused_keys
+from engine.training.optimizer import Schedule, set_lr, unused_optimizer_keys
 from engine.training.step import TrainState
 from engine.training.trial import state_without_data
 from models.timm_model import classifiers
@@ -152,7 +152,7 @@ UNUSED = """
 def test_keys_that_the_optimizer_does_not_have_are_named(options, expected):
     """timm drops them: the optimizer is the one without them."""
     train = train_options(**parse_value(options))
-    assert unused_keys(train.optimizer) == expected.split()
+    assert unused_optimizer_keys(train.optimizer) == expected.split()
     notes = notes_on_optimizer(optimizer_of(nn.Linear(3, 2), train), train.base_lr, train, 64)
     assert [note.text.partition(" use ")[2] for note in notes if note.kind == "warning"] == (
         [", ".join(expected.split())] if expected else []

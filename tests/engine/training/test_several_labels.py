@@ -8,7 +8,7 @@ from conftest import TINY_VIT, bright_channels, evaluate, read_result, rows, run
 
 from engine.checkpoint.files import load_checkpoint
 from utils.metric_table import metrics_of
-from utils.tables import read_rows
+from utils.tables import read_csv_rows
 
 TINY = [
     *TINY_VIT, "MODEL.NUM_CLASSES=null", "MODEL.DEPTH=1", "TRAIN.NUM_EPOCHS=3", "DATA.MULTI_LABEL=true",
@@ -51,22 +51,22 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, tmp_path):
     state = load_checkpoint(folder / "best.pth")
     logits = torch.tensor(state["threshold_logits"], dtype=torch.float64)
     thresholds = (logits / (state.get("temperature") or 1)).sigmoid().tolist()
-    classes, curves = (read_rows(folder / f"evaluation/{name}.csv") for name in ("per_class", "curves"))
+    classes, curves = (read_csv_rows(folder / f"evaluation/{name}.csv") for name in ("per_class", "curves"))
     assert [f"{100 * threshold:.4f}" for threshold in thresholds] == [row["threshold"] for row in classes]
     for row, curve in ((row, [one for one in curves if one["class"] == row["class"]]) for row in classes):
         above = [one for one in curve if float(one["threshold_logit"]) >= float(row["threshold_logit"])]
         assert above[-1]["specificity"] == row["specificity"]  # one scale
     raw = evaluate(tmp_path / "raw", f"-resume={folder}", "-opts", "MODEL.WEIGHTS_ENTRY=raw")  # the average has decided
-    assert {row["threshold"] for row in read_rows(raw / "evaluation/per_class.csv")} == {"50.0000"}
+    assert {row["threshold"] for row in read_csv_rows(raw / "evaluation/per_class.csv")} == {"50.0000"}
     (every,) = (row for row in classes if row["class"] == "every")
     assert (every["f1"], every["count"], every["predicted"]) == ("100.0000", "29", "29")
     listed = tmp_path / "unlabelled.txt"
     listed.write_text("".join(f"val{number}.png\n" for number in range(30)))
     run_here(f"-predict={listed}", f"-resume={folder}", f"-output={tmp_path / 'labels'}")
     counts = Counter()
-    for row in read_rows(tmp_path / "labels" / "predictions.csv"):
+    for row in read_csv_rows(tmp_path / "labels" / "predictions.csv"):
         counts.update(row["predicted"].split(" | "))
     for row in classes:
         assert counts[row["class"]] == int(row["predicted"])
-    tested = read_rows(folder / "evaluation-test" / "per_class.csv")  # chosen on the validation images
+    tested = read_csv_rows(folder / "evaluation-test" / "per_class.csv")  # chosen on the validation images
     assert [row["threshold"] for row in tested] == [row["threshold"] for row in classes]

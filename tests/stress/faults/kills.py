@@ -25,7 +25,7 @@ _EVALUATION = "engine.training.snapshot:SaveTrigger.after_last_batch:0.3"
 _FORWARD = "engine.evaluation.evaluate:Evaluator.forward:0.3"
 # By phase: the functions that are slow, and the seconds of each call. The signal comes in the last one.
 _PHASES = {
-    "start": "engine.training.session:build_session:3",
+    "start": "engine.training.session:build_training_session:3",
     "first step": _STEP,
     "save": _WRITE,
     "validation": "engine.training.trainer:Trainer.after_eval_batch:0.3",
