@@ -327,7 +327,8 @@ class ConfirmedFolders(SplitFolders):
         return []
 
     def misfits(self, classes: Set[str], train: Folder) -> list[bool]:
-        return [bool(self.sharing(train))]
+        are_splits = not all(folder.is_named for folder in self.marked.values())  # that were kept
+        return [bool(self.sharing(train)), are_splits]
 
 
 class ImageFolders(Source):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.listing import list_directory
+from datasets.sources.path_words import SPLIT_NAMES
 from utils.notes import Note
 
 ENDINGS = (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)
@@ -72,7 +73,10 @@ class Places:
 
     def first_folder(self, cell: str) -> str:
         """The first folder in the name of an image, '' without one: 'train' of 'train/a/1.jpg'."""
-        folder, _, inner = self.find(cell).name.partition("/")
+        name, file, _ = self.find(cell)
+        folder, _, inner = name.partition("/")
+        if name != file and self._own and folder.lower() not in SPLIT_NAMES:  # train/labels.csv with train/ and test/
+            folder, _, inner = file.partition("/")
         return folder if inner else ""
 
     def find(self, cell: str) -> Place:

@@ -126,12 +126,14 @@ given | kept
 [1.1, '7', 1000.0] | 1.1 1000.0 7
 ["null", ~, true] | null true ~
 [null, True] | True null
+[007, 8] | 007 8
+[true, 08] | 08 true
 """
 
 
 @each_row(WRITTEN)
 def test_names_are_the_texts_that_are_written(given, kept, tmp_path):
-    names = ["1.1", "1.10", "7", "007", "1e3", "1000.0", "null", "~", "true", "True"]
+    names = ["1.1", "1.10", "7", "007", "8", "08", "1e3", "1000.0", "null", "~", "true", "True"]
     write_table(tmp_path / "all.csv", [f"{n}.jpg,{name}x" for n, name in enumerate(names * 5)])
     flags = [f"-data_path={tmp_path / 'data'}", "-dataset=folder"]
     tree(tmp_path / "data", *(f"{name}/{n}.jpg" for name in names for n in range(3)))

@@ -52,6 +52,14 @@ def test_the_rows_of_test_are_test_images_however_their_paths_are_written(path, 
     assert {one.name(n) for one in (train, val, test) for n in range(len(one))} == {f"{root}/{one}" for one in images}
 
 
+@pytest.mark.parametrize("inner", ["", "a/"])
+def test_the_rows_of_test_are_test_images_also_of_a_table_in_the_folder_of_train(inner, tmp_path):
+    images = [f"{split}/{inner}{n}.png" for split in ("train", "test") for n in NUMBERS]
+    write_table(tree(tmp_path, *images) / "train/labels.csv", [f"{one},{'xy'[len(one) % 2]}" for one in images])
+    *_, test = read_splits(options(tmp_path / "train/labels.csv"))
+    assert {test.name(n) for n in range(len(test))} == {f"{tmp_path}/test/{inner}{n}.png" for n in NUMBERS}
+
+
 @pytest.mark.parametrize("named", [["p1", "p2", "p3"], ["p2"]])
 def test_the_name_of_an_image_of_another_folder_is_no_evidence(named, tmp_path):
     """000.jpg of patient 1 is no image of patients 2 and 3."""

@@ -67,6 +67,12 @@ def test_a_tree_that_trains(name, parts, names, sizes, warnings, tmp_path, cpu):
     assert list(again.paths) == list(splits[0].paths)  # a resumed run reads the same
 
 
+def test_confirmed_folders_are_the_classes_in_splits_of_the_same_folders(tmp_path):
+    root = tree(tmp_path, "{seg_train,seg_test}/{a,b}")
+    splits = read(root, dataset="folder", class_folders=True)
+    assert [*map(len, splits)] == [6, 2, 8]
+
+
 # The tree, the folders that the error gives, another part of the error; ALL: DATA.CLASS_FOLDERS=true
 REFUSED = """
 name | parts | names | text
