@@ -70,6 +70,12 @@ class Command:
         return self.prediction.path if self.prediction else None
 
     @property
+    def has_columns_of_run(self) -> bool:
+        """Whether DATA.COLUMNS of an evaluation, if it has some, are of its run: they are not typed."""
+        is_typed = any(option.startswith("DATA.COLUMNS") for option in self.flags.opts)
+        return self.config.eval.enabled and not is_typed
+
+    @property
     def states_precision(self) -> bool:
         """Whether mixed precision is switched on or off by a given option."""
         return "AMP.ENABLED" in self.given

@@ -20,17 +20,18 @@ from utils.distributed import ProcessContext, find_on_main
 from utils.errors import UserError
 
 
-def recognize_dataset(data: Data, context: ProcessContext) -> Data:
+def recognize_dataset(data: Data, context: ProcessContext, has_columns_of_run: bool = False) -> Data:
     """Replaces the data set by the one that DATA_PATH is: a table, parquet files, or class folders without lists.
 
-    Every rank must call it. Raises UserError for DATA.MULTI_LABEL and a data set with one label per image.
+    has_columns_of_run: DATA.COLUMNS are of the run, and left out if the data are tables in place of folders, or the
+    reverse. Every rank must call it. Raises UserError for DATA.MULTI_LABEL and a data set with one label per image.
     """
     if not properties_of(data.dataset).may_be_table:
         return data  # its packages may be missing where it is not read
 
     source_class(data.dataset)  # its packages are installed
 
-    def recognize() -> dict[str, str]:
+    def recognize() -> dict[str, str | None]:
         if "://" in data.data_path:
             has_shards = re.search(r"^(s3|gs)://|\.tar\b", data.data_path)
             fix = "add it" if has_shards else "download it, and give a folder"
@@ -38,10 +39,15 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
         refuse_format(data.data_path)
         _refuse_camera_packages(data)
         found = recognize_table(data) or _recognize_folders(data)
+        problem = _problem_of_columns(data, found)
+        if problem and has_columns_of_run:
+            return {"dataset": found, "columns": None}
+        if problem:
+            raise UserError(f"DATA.COLUMNS {data.given_columns}: {data.data_path} is {problem}")
         return {"dataset": found} | _roles_of(data, found)
 
     changes = find_on_main(recognize, context)
-    found = changes["dataset"]
+    found = str(changes["dataset"])
     kind = properties_of(found)
     is_read = f"{data.data_path} is read as {found}"
     if data.multi_label and not kind.multi_label:
@@ -54,26 +60,30 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
     return data.changed(**changes)
 
 
-def _roles_of(data: Data, dataset: str) -> dict[str, str]:
+def _problem_of_columns(data: Data, dataset: str) -> str:
+    """Of DATA.COLUMNS: the columns of folders are no levels, or those of a table are levels; '' if they fit."""
+    roles = data.given_columns
+    levels = [role for role in ("label", "group") if isinstance(roles.get(role), int)]
+    if dataset != "folder":
+        return "a table; give the names of its columns" if levels else ""
+    if len(levels) < len(roles):
+        return "read as folders; give levels of folders from 1, as {label: 1, group: 2}, or a table as -data_path"
+    return ""
+
+
+def _roles_of(data: Data, dataset: str) -> dict[str, str | None]:
     """DATA.GROUPS and DATA.LABELS of the columns of a table, or of the levels of folders, in DATA.COLUMNS.
 
     The level of splits has no number: {label: 1} is the class of cat/1.jpg and of train/cat/1.jpg.
-    Raises UserError: the columns of folders are no levels, or those of a table are levels.
     """
     root = Path(data.data_path)
-    named = {role: value for role, value in data.given_columns.items() if role in ("label", "group")}
-    levels = {role: value for role, value in named.items() if isinstance(value, int)}
+    levels = data.given_columns
     if dataset != "folder":
-        if levels:
-            raise UserError(f"DATA.COLUMNS {levels}: {root} is a table; give the names of its columns")
-        return {"groups": named["group"]} if "group" in named else {}
-    if levels != data.given_columns:
-        fix = "give levels of folders from 1, as {label: 1, group: 2}, or a table as -data_path"
-        raise UserError(f"DATA.COLUMNS {data.given_columns}: {root} is read as folders; {fix}")
+        return {"groups": levels["group"]} if "group" in levels else {}
     split = -1
     if levels and not data.class_folders:
         split, _ = by_split(root, without_masks(FoundFiles(root).all_images())[0])
-    found = {}
+    found = dict[str, str | None]()
     for role, number in levels.items():
         level = number if 0 <= split < number else number - 1
         found[{"label": "labels", "group": "groups"}[role]] = of_level(level)

@@ -46,7 +46,7 @@ def run(command: Command, context: ProcessContext) -> int:
     if context.device.type == "cpu":
         keep_freed_memory()
     try:
-        config = config.changed(data=recognize_dataset(config.data, context))
+        config = config.changed(data=recognize_dataset(config.data, context, command.has_columns_of_run))
         run_command = import_command(command.name)
         status = run_command(replace(command, config=config), context)
         if context.is_main:

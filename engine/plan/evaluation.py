@@ -102,7 +102,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     if command.config.model.resume:
         command = command.with_weights(_checkpoint_of(command, context, logger))
     prediction = command.prediction
-    data = recognize_dataset(command.config.data, context)
+    data = recognize_dataset(command.config.data, context, command.has_columns_of_run)
     given = command.config.changed(data=data)
     options, record, notes = options_of_weights(replace(command, config=given))
     options, split = _choose_split(command, options, record)

@@ -5,6 +5,7 @@ from conftest import each_row, line_of, refused, told
 from source_helpers import classes_of, expand, groups_apart, options, read_splits, tree, typed
 
 from configs.yaml_io import parse_value
+from datasets.recognition import recognize_dataset
 from datasets.sources.folders.labels import without_masks
 
 NUMBERS = "{1,2,3,4,5,6,7,8}"
@@ -170,13 +171,15 @@ def test_levels_of_folders_are_columns(tree_of, columns, classes, groups, tmp_pa
     assert len({group for one in splits for group in one.groups or ()}) == int(groups)
 
 
-def test_columns_of_another_kind_are_refused(tmp_path):
+def test_columns_of_another_kind_are_refused_and_those_of_a_run_are_left_out(tmp_path, cpu):
     tree(tmp_path, "{a,b}")
-    with refused("is read as folders"):
-        read_splits(options(tmp_path, columns={"label": "name"}))
     (tmp_path / "x.csv").write_text("path,label\na/0.jpg,a\n")
-    with refused("is a table; give the names"):
-        read_splits(options(tmp_path / "x.csv", columns={"label": 1}))
+    of_folders = options(tmp_path, columns={"label": "name"})
+    of_table = options(tmp_path / "x.csv", columns={"label": 1})
+    for data, problem in ((of_folders, "is read as folders"), (of_table, "is a table; give the names")):
+        with refused(problem):
+            read_splits(data)
+        assert recognize_dataset(data, cpu, has_columns_of_run=True).columns is None
 
 
 def test_the_group_of_a_table_is_a_column(tmp_path):
