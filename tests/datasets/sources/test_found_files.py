@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 from conftest import CPU, each_row, line_of, read_samples, refused, told
 from PIL import Image
-from source_helpers import assert_refused, expand, names_of, options, read_splits, tree, write_classes, write_image
+from source_helpers import (
+    assert_refused,
+    expand,
+    names_of,
+    options,
+    read_splits,
+    tree,
+    write_classes,
+    write_image,
+    write_table,
+)
 
 from configs.schema import Data
 from datasets.decoding.images import kind_of, missing_decoder
@@ -283,20 +293,34 @@ def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
     )
 
 
-def test_a_start_lists_each_folder_once(tmp_path, monkeypatch):
-    tree(tmp_path, "{train,val}/{a,b}")
-    for folder, _, _ in os.walk(tmp_path):
-        os.utime(folder, (0, 0))  # a folder that has just changed is listed again
+@pytest.mark.parametrize("kind", ["folders", "table", "fresh table", "fresh table of ids"])
+def test_a_start_lists_each_folder_once(kind, tmp_path, monkeypatch):
+    """Of folders with splits, and of a table whose images are in 40 folders, as MURA's."""
+    given = tmp_path
+    if kind == "folders":
+        tree(tmp_path, "{train,val}/{a,b}")
+    else:
+        images = [f"p{number}/s/{n}.png" for number in range(40) for n in range(2)]
+        given = tree(tmp_path, *images) / "labels.csv"
+        ids = [image.removesuffix(".png" if "ids" in kind else "") for image in images]
+        write_table(given, [f"{one},{'ab'[n % 2]}" for n, one in enumerate(ids)])
+    if "fresh" not in kind:  # folders that have just changed are listed again
+        for folder, _, _ in os.walk(tmp_path):
+            os.utime(folder, (0, 0))
     listed = Counter()
-    scandir = os.scandir
-    monkeypatch.setattr(os, "scandir", lambda path: listed.update([str(path)]) or scandir(path))
-    data = options(tmp_path)
-    assert [len(samples) for samples in read_splits(data)] == [8, 8]
-    folders = [f"{tmp_path}/{folder}" for folder in expand("{train,val}{,/a,/b}")]
-    assert [listed[folder] for folder in folders] == [1] * 6
-    tree(tmp_path, "train/a/new.jpg")
-    os.utime(tmp_path / "train/a", (0, 0))
-    assert [len(samples) for samples in read_splits(data)] == [9, 8]
+    for name in ("scandir", "listdir"):
+        call = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda path, call=call: listed.update([str(path)]) or call(path))
+    data = options(given)
+    assert [len(samples) for samples in read_splits(data)] == ([8, 8] if kind == "folders" else [72, 8])
+    assert listed[str(tmp_path)] <= 2
+    inside = {folder: number for folder, number in listed.items() if folder.startswith(f"{tmp_path}/")}
+    assert {*inside.values()} == {1}
+    if kind == "folders":
+        assert {*inside} == {f"{tmp_path}/{folder}" for folder in expand("{train,val}{,/a,/b}")}
+        tree(tmp_path, "train/a/new.jpg")
+        os.utime(tmp_path / "train/a", (0, 0))
+        assert [len(samples) for samples in read_splits(data)] == [9, 8]
 
 
 CALTECH = """
