@@ -337,10 +337,11 @@ def as_read_before(data: Data, known: RunSplit | None, is_same: bool = True) -> 
     return data.changed(encoding=data.encoding or "cp1252", columns=columns)
 
 
-def knows_some(known: RunSplit, paths: Iterable[str]) -> bool:
-    """Whether a run has held out, or trained on, an image of one of these names."""
+def count_known(known: RunSplit, paths: Iterable[str]) -> int:
+    """The number of images, by their names, that a run has held out or trained on."""
     names = {*map(to_nfc, paths)}
-    return not names.isdisjoint(known.listed) or bool(np.isin(_hashes_of(names), known.trained).any())
+    of_run = np.append(known.trained, _hashes_of(known.listed))
+    return int(np.isin(_hashes_of(names), of_run).sum())
 
 
 def _hashes_of(paths: Iterable[str]) -> np.ndarray:

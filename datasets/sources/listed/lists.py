@@ -24,7 +24,7 @@ from datasets.sources.path_words import SPLIT_NAMES, word_in
 from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arrays, spread
 from datasets.sources.shared_arrays import StringPacker, to_arrays
 from datasets.sources.source import Source, Wanted, without_labels
-from datasets.sources.split import History, knows_some
+from datasets.sources.split import History, count_known
 from datasets.sources.tables.cells import UNKNOWN_MARK, columns_option, multi_hot
 from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import FOLDERS, LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList, read_lines
@@ -257,17 +257,23 @@ def _named_as_before(rows: TableRows, train_rows: TableRows, history: History) -
     """The names and files of images as arrays, with the names that the run of the history gave them.
 
     An earlier version named them by the rule that found them: by paths in the folder of the images, in the table's, or
-    in the one around it.
+    in the one around it. The rule whose names the run knows most of counts, of equal ones the present one.
     """
     known = history.of_images
-    few = spread(len(train_rows.names), 200)
-    names = train_rows.names.strings()
-    files = train_rows.files
-    if known and not knows_some(known, [names[index] for index in few]):
+    if known:
+        few = spread(len(train_rows.names), 200)
+        files = [train_rows.files[index] for index in few]
+        names = train_rows.names.strings()
+        most = count_known(known, [names[index] for index in few])
+        found = None
         for base in (rows.root, rows.file.parent, rows.file.parent.parent):
-            if knows_some(known, _relative_to(base, train_rows.root, [files[index] for index in few])):
-                before = StringPacker(_relative_to(base, rows.root, rows.files))
-                return listing_arrays(before) | to_arrays(rows.files, "places")
+            number = count_known(known, _relative_to(base, train_rows.root, files)) if most < len(few) else 0
+            if number > most:
+                most = number
+                found = base
+        if found:
+            before = StringPacker(_relative_to(found, rows.root, rows.files))
+            return listing_arrays(before) | to_arrays(rows.files, "places")
     return listing_arrays(rows.names) | rows.arrays()
 
 

@@ -106,6 +106,17 @@ in a folder | images/{n}.png | {n}.png | 0.png 3.png
 """
 
 
+def test_a_run_of_before_keeps_its_images_of_a_table_in_the_folder_of_train(tmp_path):
+    """Of its names train/0.png and test/0.png, the present ones are 0.png and test/0.png."""
+    write_table(tree(tmp_path, *IMAGES) / "train/labels.csv", [f"{one},{'xy'[n % 2]}" for n, one in enumerate(IMAGES)])
+    held_out = ("test/0.png", "train/3.png")
+    trained = StringPacker(one for one in IMAGES if one not in held_out).strings()
+    known = RunSplit(0, 0.1, held_out, np.sort(hash_paths(trained)))
+    train, val = read(tmp_path / "train/labels.csv", known=known, is_new=False)
+    assert sorted(names_of(val)) == [*held_out]
+    assert sorted(names_of(train)) == sorted(trained)
+
+
 @each_row(BEFORE)
 def test_runs_of_before_keep_their_held_out_images(rule, images, path, held_out, tmp_path):
     words = (
