@@ -103,15 +103,14 @@ class Places:
 
     def _in_root(self, path: str) -> str:
         """A path that may lead out of the root, relative to it; '' if it does."""
+        top = path.split("/")[1]  # a of /a/airfield/1.jpg, as in Places365's lists, if only the root has it
+        if path[0] == "/" and not os.path.exists(f"/{top}") and os.path.exists(self.root / top):
+            return path[1:]
         if self._anywhere:
             return path
         absolute = os.path.abspath(os.path.join(self.root, path))
         folders = (f"{os.path.abspath(folder)}{os.sep}" for folder in (self.root, self._table.parent))
-        if absolute.startswith(tuple(folders)):
-            return os.path.relpath(absolute, self.root)
-        top = path.split("/")[1]  # a of /a/airfield/1.jpg, as in Places365's lists, if only the root has it
-        is_here = path[0] == "/" and not os.path.exists(f"/{top}") and os.path.exists(self.root / top)
-        return path[1:] if is_here else ""
+        return os.path.relpath(absolute, self.root) if absolute.startswith(tuple(folders)) else ""
 
     def _names_like(self, path: str) -> list[str]:
         """The files of an id without ending, or with an ending in other letters; none if the path is a file's."""

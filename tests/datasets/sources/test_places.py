@@ -6,6 +6,7 @@ from conftest import each_row, line_of, told
 from source_helpers import names_of, options, read_splits, tree, write_table
 from test_tables import read
 
+from datasets.reading import unlabelled
 from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.split import RunSplit, hash_paths
 
@@ -49,7 +50,10 @@ def test_the_rows_of_test_are_test_images_however_their_paths_are_written(path, 
     train, val, test = read_splits(given)
     assert {*names_of(train), *names_of(val)} == {f"train/{inner}{n}.png" for n in NUMBERS}
     assert names_of(test) == [f"test/{inner}{n}.png" for n in NUMBERS]
-    assert {one.name(n) for one in (train, val, test) for n in range(len(one))} == {f"{root}/{one}" for one in images}
+    files = {f"{root}/{one}" for one in images}
+    assert {one.name(n) for one in (train, val, test) for n in range(len(one))} == files
+    predicted = unlabelled(given.data_path, given)
+    assert {predicted.name(n) for n in range(len(predicted))} == files
 
 
 @pytest.mark.parametrize("inner", ["", "a/"])
