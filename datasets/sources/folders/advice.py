@@ -158,8 +158,8 @@ def tables_beside(
             table = TableBeside(file, [], [], {})
             candidates, is_named = likely_columns(open_table(file, _ANY), stems)
             for columns in candidates:
-                known = known or {os.path.abspath(os.path.join(folder, path)): path for path in paths}
                 if "label" in columns:
+                    known = known or {os.path.abspath(os.path.join(folder, path)): path for path in paths}
                     table.add(columns, is_named, place, folder, known, seen)
             seen += table.labels
             if candidates and not table.labels:
