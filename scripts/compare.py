@@ -29,6 +29,7 @@ from engine.evaluation.paired import paired_limits
 from engine.evaluation.results import SampleResults
 from engine.evaluation.session import EvaluationSession, build_evaluation_session
 from engine.run.log import RunLogger
+from engine.run.record import read_run
 from scripts.flags import add_flag, find_source, script_parser, split_flags, split_sources
 from scripts.weights.trained_model import locate_weights
 from utils.distributed import ProcessContext, single_process
@@ -72,7 +73,9 @@ def main(argv: list[str]) -> int:
     is_read = is_read[~is_trained[is_read]]
     print(f"Compared: {len(is_read)} images")
     if old.plan.images.split == "val" and old.plan.record.is_of(old.plan.config.data):
-        print("They chose the epoch and thresholds of OLD, whose figures are too good; -split=test has test images")
+        has_test = read_run(files[0].parent).get("result", {}).get("test")
+        fix = "; -split=test compares on test images" if has_test else ""
+        print(f"These images chose the epoch and thresholds of OLD: its figures are too good{fix}")
     before, after = (found.take(is_read) for found in results)
     metric = best_metric(flags.metric, old.evaluator.multi_label)
     figures = [(metric, before, after)]

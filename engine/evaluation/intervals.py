@@ -38,9 +38,11 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
         return None, ""
     units = units_of(results)
     figure = KINDS[metric.kind](results, metric.of, units)
-    share = figure.value
-    if not 0 <= share <= 1:
-        return None, f"the {metric.title} is undefined or below 0"
+    share = min(figure.value, 1.0)  # rounding
+    if math.isnan(share):
+        return None, f"the {metric.title} is undefined"
+    if share < 0:
+        return None, f"the {metric.title} is below 0"
     if figure.reason:
         return None, figure.reason
     if figure.kish < 1.001:

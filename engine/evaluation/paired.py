@@ -42,6 +42,7 @@ def paired_limits(new: SampleResults, old: SampleResults, metric: Metric) -> Lim
     variance = float(changes @ changes)
     share_of_units = units.number / len(units.of_rows) if variance == 0 else 1.0
     kish = min(figure.kish for figure in figures)
+    largest = 200.0 if metric.kind == "agreement" else 100.0  # kappas are from -100 on
 
     def limits_at(factor: float) -> tuple[float, float]:
         least = 0.0
@@ -49,16 +50,15 @@ def paired_limits(new: SampleResults, old: SampleResults, metric: Metric) -> Lim
             for figure in figures:
                 more = factor * share_of_units * np.asarray(figure.counts) + 2
                 least += float(np.sum((figure.slopes / more) ** 2))
-        distance = _t(factor * kish - 1) * math.sqrt(max(variance / factor, least))
+        freedom = factor * kish - 1
+        distance = math.inf
+        if freedom >= 1:
+            distance = float(t_quantile(freedom)) * math.sqrt(max(variance / factor, least))
         if not metric.is_percent:
             return difference - distance, difference + distance
-        return max(difference - 100 * distance, -100.0), min(difference + 100 * distance, 100.0)
+        return max(difference - 100 * distance, -largest), min(difference + 100 * distance, largest)
 
     return limits_at
-
-
-def _t(freedom: float) -> float:
-    return float(t_quantile(freedom)) if freedom >= 1 else math.inf
 
 
 def _bootstrap(
@@ -83,7 +83,9 @@ def _bootstrap(
 
     def limits_at(factor: float) -> tuple[float, float]:
         at_factor = number * factor
-        expanded = _t(at_factor - 1) / Z * math.sqrt(at_factor / max(at_factor - 1, 1) / factor)
+        if at_factor < 2:
+            return -math.inf, math.inf
+        expanded = float(t_quantile(at_factor - 1)) / Z * math.sqrt(at_factor / (at_factor - 1) / factor)
         return difference - expanded * (difference - low), difference + expanded * (high - difference)
 
     return limits_at

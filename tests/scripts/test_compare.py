@@ -99,6 +99,21 @@ def test_models_that_are_equal_on_few_images_may_differ():
     assert paired_limits(one_group, one_group, METRICS["top1"])(1) == (-100, 100)
 
 
+@pytest.mark.parametrize("name", ["loss", "ece"])
+def test_one_image_tells_nothing_of_a_figure_without_a_range(name):
+    one = results_of_hits(np.array([True]))
+    assert paired_limits(one, replace(one, losses=one.losses + 1), METRICS[name])(1) == (-math.inf, math.inf)
+
+
+def test_the_difference_of_kappas_may_be_more_than_100():
+    """Right on all images, and on none."""
+    pair = [results_of_hits(np.full(20, is_right)) for is_right in (True, False)]
+    low, high = paired_limits(*pair, METRICS["quadratic_kappa"])(1)
+    difference = METRICS["quadratic_kappa"].gain(*pair)
+    assert 100 < difference < 200
+    assert low < difference < high <= 200
+
+
 VERDICTS = """
 low | high | margin | status | part
 -0.4 | 0.6 | 0.5 | 0 | Not worse
@@ -282,6 +297,27 @@ def test_sensitivity_and_specificity_at_the_threshold_of_each_model_are_compared
     torch.save({name: value for name, value in state.items() if name != key}, tmp_path / "none.pth")
     with refused("EVAL.OPERATING_POINT"):
         compared(new, tmp_path / "none.pth", POINT)
+
+
+def test_test_images_are_advised_only_where_the_run_has_some(grown, tmp_path, capsys):
+    """And the advice works: the figures are those of the run."""
+    _, old, *_ = grown
+    compared(old, old)
+    text = capsys.readouterr().out
+    assert "too good" in text
+    assert "-split=test" not in text
+    for split, names in (("train", range(8)), ("val", range(8, 12)), ("test", range(12, 18))):
+        add_images(tmp_path / "data" / split, names)
+    argv = ["-dataset=folder", f"-data_path={tmp_path / 'data'}", "-batch_size=8", f"-output={tmp_path}"]
+    run = train([*argv, "-opts", *TINY_VIT, "MODEL.NUM_CLASSES=2", "TRAIN.NUM_EPOCHS=1"])
+    compared(run, run)
+    assert "-split=test" in capsys.readouterr().out
+    compared(run, run, "-split=test")
+    text = capsys.readouterr().out
+    top1 = json.loads((run / "run.json").read_text())["result"]["test"]["top1"]
+    assert "Compared: 12 images" in text
+    assert f"OLD: top-1 {top1:.2f}%" in text
+    assert "too good" not in text
 
 
 def test_the_status_is_the_one_of_a_cron_job(grown, tmp_path, capsys):

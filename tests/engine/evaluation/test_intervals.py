@@ -160,3 +160,12 @@ def test_one_error_lowers_the_lower_limit_of_a_table_that_is_all_right(name):
             results = replace(results, thresholds=np.zeros(5))
         lower.append(confidence_interval(results, metric)[0][0])
     assert lower[1] < lower[0] < 99
+
+
+def test_the_reason_tells_an_undefined_figure_from_a_negative_one():
+    """The AUROC of one class, and the kappa of two grades that are always mistaken."""
+    targets = np.array([0, 1] * 10)
+    one_class = results_of_scores(np.zeros(3, np.int64), np.eye(2, dtype=np.float32)[[0, 1, 1]])
+    mistaken = results_of_scores(targets, np.eye(2, dtype=np.float32)[1 - targets])
+    assert confidence_interval(one_class, METRICS["auroc"]) == (None, "the AUROC is undefined")
+    assert confidence_interval(mistaken, METRICS["linear_kappa"]) == (None, "the linear kappa is below 0")
