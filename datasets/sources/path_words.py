@@ -8,6 +8,11 @@ SPLIT_NAMES = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
+# Whole cells of a column of splits; folders with the other names are a question.
+SPLIT_WORDS = {
+    **SPLIT_NAMES, "tr": "train", "trn": "train", "va": "val", "dev": "val", "eval": "val", "evaluation": "val",
+    "te": "test", "tst": "test", "holdout": "test", "hold-out": "test", "hold_out": "test", "held_out": "test",
+}  # fmt: skip
 MASK = r"(?:binary|seg\w*)?_?masks?\d*|seg|segm|segmentations?|annotations?|gt|ground_?truths?|overlays?|superpixels?"
 # In names of folders: seg_train, trainset, imgTrain, val2017; not contest, valley. 'none': images without labels.
 SPLIT_WORD = re.compile(

@@ -23,7 +23,7 @@ from datasets.sources.folders.labels import by_split, is_mask, without_masks
 from datasets.sources.groups import FEWEST, IDENTIFIER, case_folders
 from datasets.sources.listed.lists import known_labels, one_per_image, refuse_several_labels, table_file
 from datasets.sources.listing import list_directory
-from datasets.sources.path_words import SPLIT_NAMES, label_in, of_level, word_in
+from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, label_in, of_level, word_in
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, to_nfc
 from datasets.sources.tables.cells import Columns, columns_option
@@ -290,24 +290,32 @@ def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path],
     candidates = _candidates(root, levels, trainings, images)
     data_sets = islice(filter(is_data_set, candidates), max(1, len(trainings)))
     folders = [f"give -data_path={quote(str(path))} if it is the data set" for path in data_sets]
-    advice = "; or ".join([*_advise_tables(root, images), *folders])
+    advice = "; or ".join([*_advise_renaming(names), *_advise_tables(root, images), *folders])
     if all((root / f"{split}_list.txt").is_file() for split in ("train", "val")):
         advice = f"-dataset=imagenet2012 -data_path={quote(str(root))} reads its lists"
     if word_in(root.name) == "train":  # labels of all splits
         advice = advise_labels(given) or advice
     advice = advice or advise_labels(given) or _other_data(root, images)
-    if len(names) > 1 and not (trainings or {*map(str.lower, names)} <= SPLIT_NAMES.keys()):
+    if len(names) > 1 and not (trainings or {*map(str.lower, names)} <= SPLIT_WORDS.keys()):
         options = filter(None, ["DATA.CLASS_FOLDERS=true", case_folders(images, 0, FEWEST)])
         advice += f"; if each of these folders is a class, -opts {' '.join(map(quote, options))}"
     shown = list_names(names, _MAX_SHOWN) or "if it is one of the classes, give the folder around it"
     return UserError(f"{root}: {problem}: {shown}; {advice}")
 
 
+def _advise_renaming(names: Sequence[str]) -> list[str]:
+    """Of folders that are called as splits in other words than the ones that are read: their images are not one set."""
+    lower = {*map(str.lower, names)}
+    if lower <= SPLIT_NAMES.keys() or not lower <= SPLIT_WORDS.keys():
+        return []
+    return [f"if they are splits, rename them to {', '.join(SPLIT_WORDS[name.lower()] for name in names)}"]
+
+
 def _candidates(root: Path, levels: Levels, trainings: Sequence[str], images: Sequence[str]) -> Iterator[Path]:
     """The folders that may be the data set, the largest first: not val and test, nor single patients or hospitals."""
     names = trainings or [name for name, _ in levels.sizes.most_common()]
     if len(names) > 1:
-        names = [name for name in names if word_in(name) in (None, "train")]
+        names = [name for name in names if SPLIT_WORDS.get(name.lower(), word_in(name)) in (None, "train")]
     nested = [name for name in names if len(levels.inside[name]) > 1]
     if len(nested) > 1 and not trainings:
         places = {os.path.splitext(path)[0].partition("/")[2] for path in images}
@@ -333,11 +341,13 @@ def _advise_tables(root: Path, images: Sequence[str]) -> list[str]:
     return advice
 
 
-def notes_on_lists(root: Path, class_names: Collection[str]) -> list[Note]:
+def notes_on_lists(root: Path, listing: ImageFiles) -> list[Note]:
     """Lines on lists of splits, workbooks and MegaDetector's boxes in or beside the folders, which are not read."""
     found = files_beside(root)
     of_splits = [path for path in found if word_in(path.stem) in SPLIT_NAMES.values()]
-    lists = [str(path) for path in of_splits if "split" in path.stem or names_images(path, class_names)]
+    stems = map(_stem, listing.paths) if of_splits else ()
+    names = {*listing.class_names, *(stem for stem in stems if len(stem) > 2)}  # a text may have a 1
+    lists = [str(path) for path in of_splits if "split" in path.stem or names_images(path, names)]
     notes = []
     if lists:
         shown = ", ".join(lists[:_MAX_SHOWN])

@@ -10,7 +10,7 @@ from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.images import is_image_name
 from datasets.sources.class_names import list_names
-from datasets.sources.path_words import SPLIT_NAMES, word_in
+from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, word_in
 from datasets.sources.tables.cells import (
     NO_LABELS,
     CellValues,
@@ -58,10 +58,6 @@ _NAME_OF_SPLITS = re.compile(
     rf"{_SPLIT_FLAG.pattern}|(data|train|val|test)*(split|partition)s?(name|id|set|type)?\d*|(sub)?set"
 )
 Split = tuple[str | None, Mapping[str, str]]  # `Layout.split` and `split_of`
-_SPLIT_WORDS = {
-    **SPLIT_NAMES, "tr": "train", "trn": "train", "va": "val", "dev": "val", "eval": "val", "evaluation": "val",
-    "te": "test", "tst": "test", "holdout": "test", "hold-out": "test", "hold_out": "test", "held_out": "test",
-}  # fmt: skip
 PLACEHOLDER = "VALUE"  # in an option, of a value that only a person knows
 
 
@@ -358,7 +354,7 @@ def _parts_of(values: Iterable[str]) -> dict[str, list[str]]:
     """The values of val and of test by their words; `PLACEHOLDER` if no value has one, or one has none of a split."""
     found = defaultdict(list)
     for value in values:
-        found[_SPLIT_WORDS.get(value.lower()) or word_in(value) or ""].append(value)
+        found[SPLIT_WORDS.get(value.lower()) or word_in(value) or ""].append(value)
     known = {part: found[part] for part in ("val", "test") if found[part]}
     return known if known and not found[""] else {"test": [PLACEHOLDER]}
 
@@ -366,8 +362,8 @@ def _parts_of(values: Iterable[str]) -> dict[str, list[str]]:
 def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:
     """The split of each value, in lower case; empty if they are not of splits."""
     lower = {value.lower() for value in values}
-    if lower <= _SPLIT_WORDS.keys():
-        return {value: _SPLIT_WORDS[value] for value in lower}
+    if lower <= SPLIT_WORDS.keys():
+        return {value: SPLIT_WORDS[value] for value in lower}
     flag = _SPLIT_FLAG.fullmatch(_plain(name))
     if not (flag and are_cells(lower)):
         return {}
@@ -385,5 +381,5 @@ def _is_unclear_split(name: str, values: Collection[str], split_of: Mapping[str,
         return len({*split_of.values()}) > 1
     if split_of:
         return False
-    has_words = not {value.lower() for value in values}.isdisjoint(_SPLIT_WORDS)
+    has_words = not {value.lower() for value in values}.isdisjoint(SPLIT_WORDS)
     return bool(_NAME_OF_SPLITS.fullmatch(plain)) or (plain in _MAYBE_SPLITS and has_words)

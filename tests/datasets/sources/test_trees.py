@@ -86,7 +86,8 @@ flowers | {daisy,rose} flowers/{daisy,rose} | flowers | ALL
 GTSRB | Train/{0,1,2,3} Test Meta {Train,Test,Meta}.csv! | Train | ALL
 Flowers-102 | jpg {imagelabels,setid}.mat! |  | torchvision/NAME
 two trainings | {images_train,masks_train,images_test}/{a,b} | images_train masks_train |
-holdout | {train,holdout}/{a,b} | train |
+holdout | {train,holdout}/{a,b} | train | rename them to t
+short words of splits | {tr,te}/{a,b} | tr | rename them to t
 noisy | {train_clean,train_noisy,test}/{a,b} | train_clean train_noisy |
 a train of two kinds | bus car train/{steam,electric} | train | ALL
 unlabelled | {a,b} unlabeled |  | ALL
