@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 
 def _launch(command: Command, argv: list[str]) -> int | None:
-    """Starts the ranks, and returns their exit status; None in a rank, which goes on as one of another launcher."""
+    """Starts the ranks, and returns their exit status; None in a rank, which then runs as under another launcher."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as in `exit_with_launcher`
     own_imports = "; ".join(_reasons_against_forks(command))
     with without_collections():

@@ -61,7 +61,7 @@ def recognize_dataset(data: Data, context: ProcessContext, has_columns_of_run: b
 
 
 def _problem_of_columns(data: Data, dataset: str) -> str:
-    """Of DATA.COLUMNS: the columns of folders are no levels, or those of a table are levels; '' if they fit."""
+    """Why DATA.COLUMNS do not fit: names of columns with folders, or levels with a table; '' if they fit."""
     roles = data.given_columns
     levels = [role for role in ("label", "group") if isinstance(roles.get(role), int)]
     if dataset != "folder":

@@ -100,7 +100,7 @@ def noise(shape: Sequence[int], device: torch.device) -> Tensor:
 
 
 class Proof:
-    """The logits of a plain model on noise, with which those of the faster one must agree.
+    """The logits of a plain model on noise, with which the logits of the faster one must agree.
 
     pairs: of the pass. reason: why parts of the last path were not kept.
     Raises ValueError: the logits do not vary.

@@ -66,7 +66,7 @@ def remove_temporary(folder: Path, below: bool = True) -> None:
 def link_copies(last: Path, is_best: bool, periodic_name: str | None, keep: int) -> None:
     """Links the checkpoint `last` as the best one and as a periodic one; keeps `keep` periodic ones.
 
-    They are this one and those of the last epochs: copying and a clock that goes back change the times of files.
+    They are this one and the ones of the last epochs: copying and a clock that goes back change the times of files.
     """
     if is_best:
         link_or_copy(last, last.with_name(BEST))

@@ -56,7 +56,7 @@ def read_image_table(folder: Path) -> list[ImageRow]:
 
 
 def read_trained(folder: Path, digests: Container[bytes]) -> tuple[set[bytes], int, int]:
-    """Those of the `digests`, in hexadecimal digits, that training images of a run have; the number of its training
+    """The `digests`, in hexadecimal digits, that training images of a run have; the number of its training
     images, and of those that it had read; nothing as of `read_image_table`.
     """
     found = set[bytes]()

@@ -297,8 +297,8 @@ def _ranking(results: SampleResults, of: str, units: Units) -> Figure:
     """The mean over the classes of the AUROC or of the average precision.
 
     The variance of the AUROC is the one of DeLong et al. (1988), of groups of Obuchowski (1997). The limits are at
-    least as far away as those of the classes by Newcombe (2006, method 5), of the average precision Wilson's of the
-    samples of the class (Boyd, Eng and Page, 2013).
+    least as far away as the ones of the classes by Newcombe (2006, method 5), of the average precision by Wilson of
+    the samples of the class (Boyd, Eng and Page, 2013).
     """
     assert results.scores is not None
     is_auroc = of == "auroc"

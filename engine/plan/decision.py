@@ -66,7 +66,7 @@ def with_thresholds(decision: Decision, config: Config) -> Decision:
 def decide(command: Command, plan: EvaluationPlan) -> tuple[Decision, list[Note]]:
     """The decision of the weights, or the one that was measured for the mean of the models of a sweep; lines about it.
 
-    The images of an evaluation choose the threshold of a point, and those of several labels of a mean, that are left.
+    The images of an evaluation choose what is left open: the threshold of a point, the thresholds of a mean.
     Raises UserError: as `operating_goal`; the option is given, and the point of the weights, or of a prediction, is
     another.
     """
@@ -144,7 +144,7 @@ def _other_goal(chosen: OperatingPoint | None) -> UserError:
 
 
 def _why_no_point(plan: EvaluationPlan) -> str:
-    """Why the probabilities of classes are other ones than those of the logits; '' if they are not."""
+    """Why the probabilities do not follow from the logits of the weights alone; '' if they do."""
     if plan.merged:
         return "DATA.RENAME merges classes"
     is_masked = plan.class_mask is not None and not plan.class_mask.all()
