@@ -97,30 +97,25 @@ def test_a_goal_that_the_images_cannot_resolve_is_told(goal, ill, well, is_told,
 
 
 FEW_GROUPS = """
-goal | told
-{specificity: 0.5} | ['1']
-{specificity: 0.75, groups: any} | ['3', '1']
-{sensitivity: 0.5} | ['1']
-{sensitivity: 0.5, groups: any} | []
+images | goal | told
+[0, 0, 0, 1, 1, -2] | {specificity: 0.5} | ['1']
+[0, 0, 0, 1, 1, -2] | {specificity: 0.75, groups: any} | ['3', '1']
+[0, 0, 0, 1, 1, -2] | {sensitivity: 0.5} | ['1']
+[0, 0, 0, 1, 1, -2] | {sensitivity: 0.5, groups: any} | []
+[0, 1, 0, 1] | {sensitivity: 0.9} | ['2', any]
+[0, 1, 0, 1] | {sensitivity: 0.9, groups: any} | ['2', '2']
 """
 
 
 @each_value(FEW_GROUPS)
-def test_a_goal_that_the_groups_cannot_resolve_is_told(goal, told):
-    """Of three images and one group without the class, one of them in a mixed group; of one and two groups with it."""
-    targets = np.array([[0, 0, 0, 1, 1, -2]], np.int8).T
-    samples = ImageArray(np.zeros((6, 1, 1, 1), np.uint8), targets, ["ill"])
-    samples.arrays |= to_arrays(StringPacker([*"aabbcd"]).strings(), "groups")
+def test_a_goal_that_the_groups_cannot_resolve_is_told(images, goal, told):
+    """Of three images and one group without the class, one of them in a mixed group; of one and two groups with it;
+    with the option that counts groups which all have several labels.
+    """
+    samples = ImageArray(np.zeros((len(images), 1, 1, 1), np.uint8), np.array([images], np.int8).T, ["ill"])
+    samples.arrays |= to_arrays(StringPacker([*"aabbcd"[: len(images)]]).strings(), "groups")
     notes = note_on_goal(point_of(0, **goal), samples)
-    assert [re.search(r"more than (\d)", note.text)[1] for note in notes] == told
-
-
-@pytest.mark.parametrize("groups", [None, "any"])
-def test_groups_that_all_have_several_labels_are_told_with_the_option_that_counts_them(groups):
-    samples = ImageArray(np.zeros((4, 1, 1, 1), np.uint8), np.array([0, 1, 0, 1]), ["well", "ill"])
-    samples.arrays |= to_arrays(StringPacker([*"aabb"]).strings(), "groups")
-    notes = note_on_goal(point_of(sensitivity=0.9, groups=groups), samples)
-    assert [note for note in notes if "groups: any" in note.text] == notes[1:] * (groups is None)
+    assert [re.search(r"(?<=more than )\d|(?<=groups: )any", note.text)[0] for note in notes] == told
 
 
 def test_why_there_is_no_threshold_or_no_interval():
@@ -217,50 +212,42 @@ def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports
     folder = trained_digits(*GOOD)
     summary = read_json(folder / "evaluation/summary.json")
     found = summary["operating_point"]
-    assert found["class"] == "3"
-    assert found["specificity"] >= 90
-    assert found["is_chosen"]
+    assert (found["class"], found["is_chosen"]) == ("3", True)
     with np.load(folder / "evaluation/scores.npz") as saved:
         scores = temper(saved["scores"], summary["calibrated"]["temperature"], multi_label=False)
         expected = scores[:, 3] >= found["threshold"]
         labels = saved["labels"]
     assert found["sensitivity"] == pytest.approx(100 * expected[labels == 3].mean())
-    export([str(folder), "-format=safetensors", f"-output={tmp_path / 'a.safetensors'}", "-no_check"])
-    for weights in (folder / "best.pth", tmp_path / "a.safetensors"):
+    exported = tmp_path / "a.safetensors"
+    export([str(folder), "-format=safetensors", f"-output={exported}", "-no_check"])
+    for weights in (folder / "best.pth", exported):
         data = ["-dataset=digits", f"-output={tmp_path / weights.name}-predictions"]
         run_here("-predict", f"-pretrained={weights}", "-split=val", *data)
         rows = read_csv_rows(tmp_path / f"{weights.name}-predictions/predictions.csv")
         assert [row["decision"] for row in rows] == np.where(expected, "3", "not 3").tolist()
     renamed = tmp_path / "renamed.safetensors"
-    for check in ([], ["-no_check"]):
-        export([str(folder), "-format=safetensors", f"-output={renamed}", *check, "-opts", "DATA.RENAME={3: three}"])
-        record = read_record(str(renamed))
-        assert record.class_names == [*"012", "three", *"456789"]
-        assert record.decision.point.name == "three"
+    export([str(folder), "-format=safetensors", f"-output={renamed}", "-opts", "DATA.RENAME={3: three}"])
+    record = read_record(str(renamed))
+    assert record.class_names == [*"012", "three", *"456789"]
+    assert record.decision.point.name == "three"
     with refused("DATA.RENAME: an export cannot merge classes"):
         export([str(folder), "-format=hf", "-no_check", "-opts", "DATA.RENAME={3: 4}"])
     for rename, name, threshold in (("{3: three}", "three", found["threshold"]), ("{3: 4}", None, None)):
         options = [f"-resume={folder}", "-opts", f"DATA.RENAME={rename}"]  # the run has the option with its old name
-        capsys.readouterr()
         again = evaluate(tmp_path / f"eval-{name}", *options)
-        assert ("EVAL.OPERATING_POINT: left out" in capsys.readouterr().out) == (name is None)
         used = read_json(again / "evaluation/summary.json")["operating_point"] or {}
         assert (used.get("class"), used.get("threshold")) == (name, threshold)
         run_here("-predict", f"-output={tmp_path / f'predict-{name}'}", *options)
         rows = read_csv_rows(tmp_path / f"predict-{name}/predictions.csv")
         assert [row.get("decision", "") for row in rows].count(str(name)) == (expected.sum() if name else 0)
-    again = evaluate(tmp_path / "eval", f"-pretrained={folder / 'best.pth'}", "-split=train")
-    used = read_json(again / "evaluation/summary.json")["operating_point"]
-    assert used["threshold"] == found["threshold"]
-    assert used["specificity"] != found["specificity"]
-    without = evaluate(
-        tmp_path / "without", f"-pretrained={weights}", "-split=val", *data, "-opts", f"{GOAL[:20]}=null"
-    )
-    assert read_json(without / "evaluation/summary.json")["operating_point"] is None
+    for option in ("EVAL.TTA=none", f"{GOAL[:20]}=null"):
+        again = evaluate(tmp_path / option, f"-pretrained={exported}", "-split=train", *data, "-opts", option)
+        used = read_json(again / "evaluation/summary.json")["operating_point"]
+        assert (used and used["threshold"]) == (None if "null" in option else found["threshold"])
     for other in (GOAL.replace("3", "4"), GOAL.replace("0.9", "0.5"), GOAL.replace("}", ", groups: any}")):
         for command in ("-predict", "-eval"):
             with refused(r"EVAL\.OPERATING_POINT: the weights have 90% specificity of 3"):
-                run_here(command, f"-pretrained={weights}", "-split=val", *data, "-opts", other)
+                run_here(command, f"-pretrained={exported}", "-split=val", *data, "-opts", other)
 
 
 def test_an_evaluation_says_that_it_chooses_the_point_that_weights_lack(digits_run, tmp_path, capsys):
@@ -341,15 +328,10 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     assert (summary["samples"], summary["unreadable"]) == (len(patients), len(mixed))
     used = summary["operating_point"]
     chosen = patients.p >= expit(used["threshold"])
-    assert used["sensitivity"] == pytest.approx(100 * chosen[patients.ill == 1].mean())
     assert used["sensitivity"] >= 80
     assert used["confusion"] == confusion_matrix(patients.ill, chosen).tolist()
-    rows = read_csv_rows(folder / "evaluation/groups/confusion.csv")
-    expected = confusion_matrix(1 - patients.ill, patients.p < 0.5)
-    assert [[int(row["ill"]), int(row["well"])] for row in rows] == expected.tolist()
     assert f"AUROC by group {summary['auroc']:.2f}%" in log_of(folder)
-    assert "AUROC, ill" not in log_of(folder)  # the AUROC of two classes, which decides
-    assert summary["class_auroc"] is None
+    assert summary["class_auroc"] is None  # the AUROC of two classes, which decides
     capsys.readouterr()
     review = "EVAL.REVIEW=[0.3, 0.45]"
     run_here("-predict", str(tmp_path / "data"), f"-resume={folder}", f"-output={tmp_path / 'p'}", "-opts", review)
@@ -357,7 +339,6 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     of_image = expit(read_json(folder / "evaluation/summary.json")["operating_point"]["threshold"])
     assert images.decision_threshold.tolist() == pytest.approx([of_image] * 240, abs=1e-6)
     printed = capsys.readouterr().out
-    assert f"{(images.needs_review == 'yes').sum()} of 240 images" in printed
     assert all(f"from p {one:.4g} on" in printed for one in (of_image, expit(used["threshold"])))
     ill = np.where(images.class_1 == "ill", images.probability_1, images.probability_2)
     images["group"] = images.path.str.extract(r"(P\d+)_")[0]
@@ -365,13 +346,11 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     needs_review = (ill >= 0.3) & (ill < 0.45)
     assert 0 < needs_review.sum() < 240
     assert (images.needs_review == np.where(needs_review, "yes", "no")).all()
-    assert (images.decision != images.class_1).any()
     assert counts_of(tmp_path / "p").equals(counted_by_pandas(images, "decision"))
     found = pd.read_csv(tmp_path / "p/groups.csv", index_col="group")
     assert found.index.tolist() == means.index.tolist()
     assert found.images.tolist() == [4] * 60
     assert found.ill.tolist() == pytest.approx(means.tolist(), abs=2e-6)
-    assert found.decision_threshold.tolist() == pytest.approx([expit(used["threshold"])] * 60, abs=1e-6)
     assert (found.decision == np.where(found.ill >= expit(used["threshold"]), "ill", "well")).all()
     table = images.assign(patient=images.path.str.extract(r"(P\d+)_")[0])[["path", "patient"]]
     table.to_csv(tmp_path / "new.csv", index=False)

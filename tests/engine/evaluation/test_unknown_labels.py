@@ -58,20 +58,16 @@ def test_figures_are_those_of_the_known_cells(unknown):
     true, predicted = (np.concatenate(parts) for parts in list(zip(*cells, strict=True))[::2])
     assert unknown.f1_of_labels(None) == pytest.approx(100 * f1_score(true, predicted))
     is_known = unknown.targets >= 0
+    true, predicted = (np.where(is_known, cells > 0, False) for cells in (unknown.targets, unknown.predicted))
+    rows = is_known.any(1)
+    of_images = f1_score(true[rows], predicted[rows], average="samples", zero_division=0)
+    assert unknown.f1_of_labels(1) == pytest.approx(100 * of_images)
     logits = torch.from_numpy(unknown.scores[is_known])
     loss = F.binary_cross_entropy_with_logits(logits, torch.from_numpy(unknown.targets[is_known]).float())
     assert unknown.mean_loss == pytest.approx(loss.item())
     values = unknown.metrics().values
     assert values["mean_ap"] == pytest.approx(np.mean(precision))
     assert all(np.isfinite(value) for value in values.values())
-
-
-def test_f1_per_image_is_of_images_with_a_known_label(unknown):
-    rows = np.flatnonzero((unknown.targets >= 0).any(1))
-    true = np.where(unknown.targets > 0, 1, 0)[rows]
-    predicted = np.where(unknown.targets >= 0, unknown.predicted, False)[rows]
-    expected = f1_score(true, predicted, average="samples", zero_division=0)
-    assert unknown.f1_of_labels(1) == pytest.approx(100 * expected)
 
 
 def test_an_operating_point_and_the_auroc_of_a_class(unknown):
@@ -118,8 +114,6 @@ def test_each_label_of_a_group_is_decided_alone(rule):
     is_called = means[:, 1] >= 1 / (1 + np.exp(-grouped.point.threshold))
     confusion = [[np.sum((expected[:, 1] == own) & (is_called == called)) for called in (0, 1)] for own in (0, 1)]
     assert found["confusion"] == confusion
-    assert found["specificity"] == pytest.approx(100 * confusion[0][0] / sum(confusion[0]))
-    assert found["sensitivity"] == pytest.approx(100 * confusion[1][1] / sum(confusion[1]))
     for label in (0, 2):
         is_known = expected[:, label] != UNKNOWN
         auroc = roc_auc_score(expected[is_known, label], means[is_known, label])
@@ -153,7 +147,6 @@ def test_tables_and_scores(unknown, tmp_path):
     summary = tables.write(unknown.metrics(), unknown, {})
     assert 0 < summary["ece"] < 100
     rows = read_csv_rows(tmp_path / "per_class.csv")
-    assert [int(row["count"]) for row in rows] == (unknown.targets > 0).sum(0).tolist()
     assert [int(row["known"]) for row in rows] == (unknown.targets >= 0).sum(0).tolist()
     assert rows[3]["auroc"] == rows[3]["ece"] == ""
     bins = [row for row in read_csv_rows(tmp_path / "calibration.csv") if row["class"] == "ant"]

@@ -54,10 +54,8 @@ def test_the_page_of_a_finished_run_has_all_parts_in_order(run):
     ]  # fmt: skip
     assert "Confusion matrix Rows: true class" in page.text.partition("Model and data")[0]
     for shown in (
-        "finished", "correct, of 12 validation images 30.00% best validation top-1; epoch 3 of 300", "3m00s",
-        "0.455 M parameters",
-        "2 processes, cuda:0", "O1: bfloat16 autocast", "1437 training images", "TRAIN.BASE_LR 0.01 0.003",
-        "have one training image", "calibration error: 4.50%", "4 75.00%", "fox 5.00%",
+        "of 12 validation images 30.00% best validation top-1; epoch 3 of 300", "0.455 M parameters", "2 processes",
+        "1437 training images", "TRAIN.BASE_LR 0.01 0.003", "have one training image", "fox 5.00%",
         "predicted fox 90.00%", "torch 2.14.1, commit 0123-dirty", "Hosts a, b", "python <b>",
     ):  # fmt: skip
         assert shown in page.text, shown
@@ -220,8 +218,7 @@ def test_a_multi_label_run_has_mean_ap_and_no_matrix(tmp_path):
     page = read_page(folder)
     assert "true cat | dog most probable dog 60.00% loss 1, 1.png" in page.text
     assert 'class="wrong"' not in page.html
-    assert "mean AP, of 10 validation images 50.00% best validation mean AP; epoch 2 of 300" in page.text
-    assert "cat 3 50.00%" in page.text
+    assert "of 10 validation images 50.00% best validation mean AP; epoch 2 of 300" in page.text
     assert "dog 0 –" in page.text
     assert "Confusion" not in page.text
     assert "top-1" not in page.text.lower()
@@ -274,7 +271,8 @@ def test_a_copy_to_share_names_no_file_folder_host_or_person(run, tmp_path):
     options += ["MODEL.TYPE=timm", "MODEL.NAME=resnet18"]
     folder = make_run(tmp_path / "digits-2", options=options)
     add_evaluation(folder, ["cat", "dog", "fox"])
-    (folder / "config.yaml").write_text((folder / "config.yaml").read_text().replace("resnet18", "local-dir:modell7"))
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("resnet18", "local-dir:modell7"))
     facts = [Environment("python main.py -data_path=/home/anna7/bilder7", {"torch": "2.14"}, ["klinik7"])]
     write_facts(folder, [*facts, TrainingData(20, 10, 0, 3, 3)])
     warnings = {"bilder7/P100.jpg cannot be read": 1}
@@ -285,10 +283,10 @@ def test_a_copy_to_share_names_no_file_folder_host_or_person(run, tmp_path):
     shutil.copytree(folder, tmp_path / "digits-3")
     update_json(tmp_path / "digits-3/run.json", state="finished")
     (tmp_path / "digits-3/report.html").touch()
-    private = ["7.pth", "klassen7", "anna7", "bilder7", "befunde7", "patient7", "klinik7", "P100", "P200"]
-    private += [".jpg", ".png", ".csv", ".yaml", str(tmp_path), "data:image", 'href="digits']
+    private = "7.pth klassen7 anna7 bilder7 befunde7 patient7 klinik7 P100 P200 modell7".split()
     page = read_page(folder).html
-    assert all(word in page for word in private[:9])
+    assert all(word in page for word in private)
+    private += [".jpg", ".png", ".csv", ".yaml", str(tmp_path), "data:image", 'href="digits']
     report.main([str(folder), "-share"])
     report.main([str(folder), str(tmp_path / "digits-3"), "-share"])
     for file in (folder / "share.html", tmp_path / "share.html"):
@@ -297,9 +295,6 @@ def test_a_copy_to_share_names_no_file_folder_host_or_person(run, tmp_path):
         assert "30.00%" in text
         assert "digits-2" in text
     assert "TRAIN.BASE_LR" in (folder / "share.html").read_text()
-    assert "Confusion matrix" in page
-    assert "modell7" in page
-    assert "modell7" not in (folder / "share.html").read_text()
 
 
 HOSTILE = (
