@@ -105,12 +105,10 @@ def test_the_thread_that_writes_starts_no_threads_of_openmp(tmp_path):
 
 def test_periodic_checkpoints_are_in_the_order_of_their_epochs(tmp_path):
     """As text, 990 comes after 1010."""
-    numbers = (90, 980, 990, 1000, 1010, 12000)
-    for number in numbers:
-        (tmp_path / f"epoch-{number:03d}.pth").touch()
-    (tmp_path / "epoch-final.pth").touch()  # of another program
-    found = [path.name for path in checkpoints_by_progress(tmp_path)]
-    assert found == [f"epoch-{number:03d}.pth" for number in reversed(numbers)]
+    names = [f"epoch-{number}.pth" for number in (12000, 1010, 1000, 990, "090")]
+    for name in (*names, "epoch-final.pth"):  # of another program
+        (tmp_path / name).touch()
+    assert [path.name for path in checkpoints_by_progress(tmp_path)] == names
 
 
 def test_background_save_writes_the_state_at_the_time_of_the_call(tmp_path, monkeypatch):
@@ -157,10 +155,9 @@ def test_previous_checkpoint_replaces_a_damaged_last_checkpoint(run_folder):
     runs = runs_newest_first(run_folder.parent)
     for resume in (str(run_folder), "auto"):
         found = find_checkpoint(resume, CPU, runs)
-        assert found.path == run_folder / PREVIOUS
-        assert found.state["epoch"] == 1
-        assert len(found.notes) == 1
-        assert str(last) in found.notes[0]
+        assert (found.path, found.state["epoch"]) == (run_folder / PREVIOUS, 1)
+        (note,) = found.notes
+        assert str(last) in note
     with refused(r"last\.pth"):
         find_checkpoint(str(last), CPU)
     (run_folder / PREVIOUS).write_bytes(b"")

@@ -32,7 +32,6 @@ from engine.training.snapshot import SaveTrigger
 from engine.training.trainer import Trainer
 from utils.files import read_json, tensors_in
 from utils.notes import STATUS
-from utils.signals import PendingSignal, handle_signals
 
 pytestmark = pytest.mark.usefixtures("handlers_after_test")
 # All random operations: dropout, stochastic depth, mixup, CutMix, crops, flips, affine maps.
@@ -273,23 +272,6 @@ def test_a_step_that_ends_an_epoch_replaces_no_earlier_checkpoint(digits_argv):
     folder = train([*digits_argv, "SAVE_FREQ_STEPS=5"])  # 5 steps per epoch
     last, previous = states(folder), states(folder, "previous.pth")
     assert (last["epoch"], previous["epoch"], previous["done_steps"]) == (2, 1, 0)
-
-
-def test_only_a_later_ctrl_c_exits_immediately(monkeypatch, handlers_after_test):
-    exit_codes = []
-    monkeypatch.setattr("utils.signals.os._exit", exit_codes.append)
-    pending = PendingSignal()
-    handle_signals(pending.receive)
-    os.kill(os.getpid(), signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGINT)  # forwarded by a launcher
-    assert pending.number == signal.SIGTERM
-    assert not exit_codes
-    monkeypatch.setattr("utils.signals._DUPLICATE_SECONDS", 0.0)
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert not exit_codes
-    os.kill(os.getpid(), signal.SIGINT)
-    assert exit_codes == [130]
 
 
 def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:

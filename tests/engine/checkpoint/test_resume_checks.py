@@ -74,9 +74,7 @@ def test_resume_rejects_invalid_changes(stopped, digits_argv):
 def test_another_tuning_is_advised_with_the_weights_of_the_run(stopped, tmp_path):
     message = line_of(train, [f"-resume={stopped}", "-opts", "MODEL.TUNE=lora"])
     typed = shlex.split(message.partition("start a new run: ")[2])[2:]
-    log = log_of(train([*typed, f"-output={tmp_path / 'new'}"]))
-    assert "keeps random weights" not in log
-    assert f"{stopped / 'last.pth'}" in log
+    assert f"{stopped / 'last.pth'}" in log_of(train([*typed, f"-output={tmp_path / 'new'}"]))
 
 
 @pytest.mark.parametrize(
@@ -151,14 +149,6 @@ def test_the_images_of_a_run_are_fixed_and_the_advised_command_trains_on_others(
         for key, value in (option.split("=") for option in changed):
             assert options["DATA"][key.removeprefix("DATA.")] == parse_value(value)
         assert run_here("-eval", f"-resume={folder}", f"-output={tmp_path / 'eval'}", "-opts", *changed) == 0
-
-
-def test_a_dry_run_checks_the_checkpoint_and_does_not_train(stopped, digits_argv):
-    argv = ["-dry_run", f"-resume={stopped}", *digits_argv]
-    with refused(r"MODEL\.EMBED_DIM"):
-        run_here(*argv, "MODEL.EMBED_DIM=32")
-    run_here(*argv, "MODEL.PRETRAINED=gone.pth")
-    assert load_checkpoint(stopped / "last.pth")["done_steps"] == 3
 
 
 def test_resume_reads_the_checkpoint_after_locking_the_folder(stopped, digits_argv, monkeypatch):
@@ -377,11 +367,8 @@ def test_a_run_with_checkpoints_ahead_stays_and_a_new_one_continues(name, epoch,
     assert [row["epoch"] for row in rows(folder)] == [str(epoch + 1)]
     assert_same_state(states(folder)["model"], states(long_run, f"epoch-00{epoch + 1}.pth")["model"])
     assert read_result(folder)["checkpoint"].startswith(str(folder))
-    assert "SAVE has no effect" not in (folder / "log.txt").read_text()
     assert contents(long_run) == before
-    found = find_checkpoint("auto", cpu, [long_run])
-    assert found.path.name == "last.pth"
-    assert found.run_folder == long_run
+    assert find_checkpoint("auto", cpu, [long_run]).path == long_run / "last.pth"
 
 
 @pytest.mark.parametrize("damage", ["an earlier epoch", "a damaged file", slow("a missing file")])

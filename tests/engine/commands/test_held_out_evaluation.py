@@ -47,18 +47,14 @@ def test_the_best_weights_are_tested_when_the_last_are_worse(argv, tmp_path, mon
     data = tmp_path / "data" / "test"
     assert result["epoch"] == 2
     assert result["top1"] > 90
-    assert result["finished"]
     test = result["test"]
     assert test["mean_ap"] is test["error"] is None
-    assert test["samples"] == 34
     assert test["top1"] > 80
     best, last = (loss_of(folder / f"{name}.pth", data, tmp_path) for name in ("best", "last"))
     assert test["loss"] == best
     assert last > best
-    log = log_of(folder)
-    assert log.count("Test Loss") == 1
+    assert log_of(folder).count("Test Loss") == 1
     summary = read_json(folder / "evaluation-test" / "summary.json")
-    assert f"Classes: test macro F1 {summary['f1']:.2f}%, test worst class F1 " in log
     assert (summary["epoch"], summary["samples"]) == (2, 34)
     assert [test[name] for name in ("top1", "recall", "f1")] == [summary[name] for name in ("top1", "recall", "f1")]
     classes = read_csv_rows(folder / "evaluation-test" / "per_class.csv")

@@ -13,7 +13,7 @@ import pytest
 from conftest import refused
 from run_folders import Reader, add_evaluation, make_evaluation_run, make_run, update_json, write_facts, write_rows
 from scipy.special import log_expit, log_softmax
-from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
+from sklearn.metrics import roc_auc_score, roc_curve
 
 from engine.run.facts import EvaluationData, TrainingData
 from scripts.report import main

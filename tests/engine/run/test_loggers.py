@@ -47,16 +47,12 @@ def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, libraries):
 
     inits = [made.kwargs for made in wandb.init.call_args_list]
     assert [init["id"] for init in inits] == [None, "wandb-id"]
-    assert inits[1]["resume"] == "allow"
-    assert inits[1]["name"] == logged.name
-    assert inits[1]["dir"] == str(logged)
-    assert inits[0]["config"]["TRAIN"]["MAX_STEPS"] == 22
-    assert inits[1]["config"]["TRAIN"]["MAX_STEPS"] is None
+    known = {"resume": "allow", "name": logged.name, "dir": str(logged)}
+    assert inits[1].items() >= known.items()
+    assert [init["config"]["TRAIN"]["MAX_STEPS"] for init in inits] == [22, None]
     assert [made.kwargs["run_id"] for made in mlflow.start_run.call_args_list] == [None, "mlflow-id"]
     mlflow.log_params.assert_called_once()
-    environment = read_run(logged)["facts"]["Environment"]
-    assert inits[1]["config"]["environment"] == environment
-    assert environment["parts"]["torch"]
+    assert inits[1]["config"]["environment"] == read_run(logged)["facts"]["Environment"]
     logs = wandb.run.log.call_args_list
     curves = {made.kwargs["step"]: made.args[0]["train/loss"] for made in logs if "train/loss" in made.args[0]}
     assert curves == {event.step: pytest.approx(event.value) for event in events.Scalars("train/loss")}
@@ -64,8 +60,7 @@ def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, libraries):
     assert wandb.run.summary.update.call_args.args[0]["result/finished"]
     wandb.run.finish.assert_called_with(exit_code=0)
     assert mlflow.end_run.call_args_list == [call("KILLED"), call("FINISHED")]
-    log = log_of(logged)
-    assert "----- mlflow: run mlflow-id, https://***@host:5000/a@b\n" in log
+    assert "----- mlflow: run mlflow-id, https://***@host:5000/a@b\n" in log_of(logged)
 
 
 class Faulty:
@@ -144,10 +139,9 @@ def test_a_resumed_run_continues_in_trackio(tmp_path, monkeypatch):
         logger.submit("scalars", {"train/loss": 1.0}, steps_done + 1)
         logger.finish(RESULT)
         assert lines == ["----- trackio: run a-run; trackio show --project ampvit"]
-    inits = [made.kwargs for made in trackio.init.call_args_list]
-    assert [init["resume"] for init in inits] == ["never", "allow"]
-    assert inits[1]["name"] == "a-run"
-    assert inits[0]["config"] == {"TRAIN": {"BASE_LR": 0.1}, "environment": environment}
+    config = {"TRAIN": {"BASE_LR": 0.1}, "environment": environment}
+    for made, resume in zip(trackio.init.call_args_list, ("never", "allow"), strict=True):
+        assert made.kwargs.items() >= {"resume": resume, "name": "a-run", "config": config}.items()
     assert trackio.init().log.call_args_list == [call({"train/loss": 1.0}, step=step) for step in (1, 23)]
     assert trackio.init().finish.call_count == 2
 
