@@ -9,7 +9,7 @@ from pathlib import Path
 from configs.schema import Data
 from configs.schema.data import properties_of
 from datasets.decoding.decode import Decoding
-from datasets.recognition import recognize_table
+from datasets.recognition import find_changes, recognize_table
 from datasets.sources.checks import check_same_data, find_invalid_labels, find_problems, notes_on_unknown
 from datasets.sources.class_names import number_of_classes
 from datasets.sources.folders.class_folders import read_images
@@ -50,16 +50,27 @@ def read_data(wanted: Wanted, context: ProcessContext) -> Rows:
     wanted = replace(wanted, data=data, class_names=names, of_weights=[*map(to_nfc, wanted.of_weights)])
 
     def read() -> Rows:
-        source = source_class(data.dataset)(wanted)
-        splits, notes = _choose_splits(source)
-        of_splits = replace(wanted, splits=splits)
-        rows = check_rows(apply_stages(source, of_splits), of_splits, context)
-        # Two splits of one list have the same messages.
-        place = data.data_path if properties_of(data.dataset).has_files else data.dataset
-        raise_problems(place, [*{str(one): one for one in rows.findings}.values()])
-        return rows.noted(*notes)
+        return _read(wanted, lambda rows, of_splits: check_rows(rows, of_splits, context))
 
     return _on_all_ranks(read, context)
+
+
+def read_alone(data: Data) -> Rows:
+    """What a new training on one process reads with these options; its files are not looked for. Raises UserError."""
+    found = data.changed(**find_changes(data))
+    return _read(Wanted(found, ("train", "val"), is_new=True, with_test=True), lambda rows, _: rows)
+
+
+def _read(wanted: Wanted, check: Callable[[Rows, Wanted], Rows]) -> Rows:
+    data = wanted.data
+    source = source_class(data.dataset)(wanted)
+    splits, notes = _choose_splits(source)
+    of_splits = replace(wanted, splits=splits)
+    rows = check(apply_stages(source, of_splits), of_splits)
+    # Two splits of one list have the same messages.
+    place = data.data_path if properties_of(data.dataset).has_files else data.dataset
+    raise_problems(place, [*{str(one): one for one in rows.findings}.values()])
+    return rows.noted(*notes)
 
 
 def _choose_splits(source: Source) -> tuple[tuple[str, ...], list[Note]]:

@@ -26,28 +26,21 @@ def recognize_dataset(data: Data, context: ProcessContext, has_columns_of_run: b
     has_columns_of_run: DATA.COLUMNS are of the run, and left out if the data are tables in place of folders, or the
     reverse. Every rank must call it. Raises UserError for DATA.MULTI_LABEL and a data set with one label per image.
     """
+    return data.changed(**find_on_main(lambda: find_changes(data, has_columns_of_run), context))
+
+
+def find_changes(data: Data, has_columns_of_run: bool = False) -> dict[str, str | None]:
+    """The options that `recognize_dataset` changes; none of a data set that is named."""
     if not properties_of(data.dataset).may_be_table:
-        return data  # its packages may be missing where it is not read
-
+        return {}
     source_class(data.dataset)  # its packages are installed
-
-    def recognize() -> dict[str, str | None]:
-        if "://" in data.data_path:
-            has_shards = re.search(r"^(s3|gs)://|\.tar\b", data.data_path)
-            fix = "add it" if has_shards else "download it, and give a folder"
-            raise UserError(f"{data.data_path}: is a URL, which only -dataset=tar reads; {fix}")
-        refuse_format(data.data_path)
-        _refuse_camera_packages(data)
-        found = recognize_table(data) or _recognize_folders(data)
-        problem = _problem_of_columns(data, found)
-        if problem and has_columns_of_run:
-            return {"dataset": found, "columns": None}
-        if problem:
-            raise UserError(f"DATA.COLUMNS {data.given_columns}: {data.data_path} is {problem}")
-        return {"dataset": found} | _roles_of(data, found)
-
-    changes = find_on_main(recognize, context)
-    found = str(changes["dataset"])
+    if "://" in data.data_path:
+        has_shards = re.search(r"^(s3|gs)://|\.tar\b", data.data_path)
+        fix = "add it" if has_shards else "download it, and give a folder"
+        raise UserError(f"{data.data_path}: is a URL, which only -dataset=tar reads; {fix}")
+    refuse_format(data.data_path)
+    _refuse_camera_packages(data)
+    found = recognize_table(data) or _recognize_folders(data)
     kind = properties_of(found)
     is_read = f"{data.data_path} is read as {found}"
     if data.multi_label and not kind.multi_label:
@@ -57,7 +50,12 @@ def recognize_dataset(data: Data, context: ProcessContext, has_columns_of_run: b
         )
     if data.labels and not kind.may_be_table:
         raise UserError(f"DATA.LABELS needs a path of each image, but {is_read}; remove it")
-    return data.changed(**changes)
+    problem = _problem_of_columns(data, found)
+    if problem and has_columns_of_run:
+        return {"dataset": found, "columns": None}
+    if problem:
+        raise UserError(f"DATA.COLUMNS {data.given_columns}: {data.data_path} is {problem}")
+    return {"dataset": found} | _roles_of(data, found)
 
 
 def _problem_of_columns(data: Data, dataset: str) -> str:

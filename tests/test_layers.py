@@ -59,7 +59,7 @@ SOURCES_LAYERS = [
     {"source"},
     {"split"},
     {"tables"},
-    {"checks"},
+    {"checks", "question"},
     {"class_names", "formats"},
     {"path_words", "listing"},
     {"samples"},

@@ -73,6 +73,7 @@ def combine_findings(headline: str, findings: Sequence[Finding]) -> UserError:
     """An error with the only message, or with a headline and the first 20 messages, without the advice of the last."""
     if len(findings) == 1:
         error = UserError(str(findings[0]))
+        error.__cause__ = findings[0] if isinstance(findings[0], UserError) else None
     else:
         lines = [headline]
         advice = ""

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, islice
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from configs.schema.data import problem_of_expression, properties_of
 from configs.yaml_io import format_value, shorten
 from datasets.sources.class_names import list_names
 from datasets.sources.path_words import label_in, of_level
+from datasets.sources.question import words_of
 from datasets.sources.rows import Rows
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
@@ -95,7 +95,7 @@ def _cases_in_column(table: Table, data: Data) -> list[Note]:
     found = sorted(sizes, key=sizes.__getitem__)
     number = in_classes[found[0]].total()
     options = [
-        f"-opts {quote(f'DATA.GROUPS={name}')} ({sizes[name]:,} values, {number / sizes[name]:.3g} images a value)"
+        f"-opts {words_of(groups=name)} ({sizes[name]:,} values, {number / sizes[name]:.3g} images a value)"
         for name in found
     ]
     return [Note("screen", f"{table.file}: to keep the images of a value in one split: {' or '.join(options)}")]
@@ -114,23 +114,28 @@ def _cases_in_folders(listing: ImageFiles) -> list[Note]:
     if len(listing.class_names) < 2 or not all("/" in folder for folder in listing.sizes):
         return []
     paths = [*listing.places]
-    option = case_folders(paths, 0)
-    if not option:
+    expression = case_folders(paths, 0)
+    if not expression:
         return []
-    cases = {(label_in(option.partition("=")[2], path), path.partition("/")[0]) for path in paths}
+    cases = {(label_in(expression, path), path.partition("/")[0]) for path in paths}
     if len(dict(cases)) < min(len(cases), FEWEST):  # a few are in several classes, as magnifications
         return []
     text = f"{len(cases)} folders with numbers in the class folders, such as {shorten(min(cases)[0])}"
-    return [Note("screen", f"{listing.root}: {text}; to keep the images of each in one split: -opts {quote(option)}")]
+    return [
+        Note(
+            "screen",
+            f"{listing.root}: {text}; to keep the images of each in one split: -opts {words_of(groups=expression)}",
+        )
+    ]
 
 
 def case_folders(paths: Sequence[str], of_labels: int, fewest: int = 2) -> str:
-    """DATA.GROUPS: the level of folders with most names, if all have numbers, as of patients; '' without one."""
+    """The expression of the level of folders with most names, if all have numbers, as of patients; '' without one."""
     best = (fewest, "")
     for level, names in enumerate(map(set, zip(*(path.split("/")[:-1] for path in paths), strict=False))):
         if level != of_labels and all(map(IDENTIFIER.search, names)) and len(names) <= len(paths) / 2:
             best = max(best, (len(names), of_level(level)))
-    return best[1] and f"DATA.GROUPS={best[1]}"
+    return best[1]
 
 
 def _cases_in_names(listing: ImageFiles) -> list[Note]:
@@ -146,7 +151,7 @@ def _cases_in_names(listing: ImageFiles) -> list[Note]:
         matches = [match for match in map(re.compile(expression).search, paths) if match]
         if len(matches) == len(paths) and _are_cases(stems, [match.span(1) for match in matches], classes):
             problem = f"figures are too high if {shorten(matches[0][1])} is a patient"
-            fix = f"-opts {quote(f'DATA.GROUPS={expression}')} keeps the images of each on one side"
+            fix = f"-opts {words_of(groups=expression)} keeps the images of each on one side"
             number = len({match[1] for match in matches})
             return [Note("warning", f"{problem}: {fix} ({number:,} in {len(paths):,} names of files)", misleads=True)]
     return []

@@ -3,16 +3,15 @@
 Tables and lists beside the folders may give the images other labels. Columns of tables: see `tables.columns`.
 """
 
-import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from shlex import quote
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from configs.schema import Data
 from configs.yaml_io import shorten
@@ -21,16 +20,16 @@ from datasets.sources.class_names import list_names
 from datasets.sources.folders.class_folders import FoundFiles, Levels
 from datasets.sources.folders.labels import by_split, is_mask, without_masks
 from datasets.sources.groups import FEWEST, IDENTIFIER, case_folders
-from datasets.sources.listed.lists import known_labels, one_per_image, refuse_several_labels, table_file
+from datasets.sources.listed.lists import table_file
 from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, label_in, of_level, word_in
+from datasets.sources.question import PLACEHOLDER, Answer, Question, with_columns, without_empty, words_of
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, to_nfc
-from datasets.sources.tables.cells import Columns, columns_option
-from datasets.sources.tables.columns import PLACEHOLDER, UnclearSplit, find_layout, likely_columns
+from datasets.sources.tables.cells import Columns
+from datasets.sources.tables.columns import likely_columns
 from datasets.sources.tables.files import IS_WORKBOOK, TABLE_SUFFIXES, WORKBOOK, open_table
-from datasets.sources.tables.joins import TWO_TABLES, open_for
-from datasets.sources.tables.rows import TableRows, table_rows
+from datasets.sources.tables.joins import TWO_TABLES
 from utils.errors import UserError
 from utils.files import open_regular_file
 from utils.notes import Note
@@ -45,8 +44,8 @@ _IN_NAMES = (
     r"([^/\d]*[^\W\d_])\d+\.\w+$",
     *(rf"([^/{mark}]+){mark}[^/]+\.\w+$" for mark in (r"\.", "_", "-")),
 )
+IN_LETTERS = re.compile(r"(.)/\1")  # a/abbey
 _LABEL_NAME = re.compile("(?i)label|class|species|breed|categor|target|diagnos|scientific")
-_LABELS = re.compile(r" *[|;] *|(?<=\d)[, ]+(?=\d)")  # between several of an image
 _MAX_SHOWN = 3  # folders
 _MAX_NAMES = 4  # classes, and numbers in names of files
 
@@ -80,63 +79,61 @@ def names_images(file: Path, class_names: Collection[str] = ()) -> bool:
     return not words.isdisjoint(class_names) or any(map(is_image_name, words))
 
 
-Images = dict[str, str]  # of images by their paths: the label, the split, or the path in a folder
-
-
 class TableBeside(NamedTuple):
-    """A table or list with labels of most of the images in a folder.
+    """A table or list that names most of the images in a folder.
 
-    labels: of the images, by their paths, by each column that may be the label. advice: for each, the flags that train
-    on it, and its classes. held_out: the images in rows of val or test, with the split; of unclear splits, all images.
+    answers: of each column that may be the label. advice: what they train on, or the way to another table's labels.
     """
 
     file: Path
-    labels: list[dict[str, str]]
+    answers: list[Answer]
     advice: list[str]
-    held_out: dict[str, str]
 
-    def add(
-        self, columns: Columns, is_named: bool, place: Path, folder: Path, known: Images, seen: list[Images]
-    ) -> None:
-        """Adds the labels by DATA.COLUMNS if most images have one.
-
-        A column of labels without such a name is no function of the folders. Of columns with the same classes, one
-        without such a name, of numbers, or of another table does not count. place: to give as DATA_PATH. known: the
-        images in a folder, by their absolute paths. seen: labels of other tables.
-        """
-        labels, held_out, options = _labels_in(self.file, columns, folder, known)
-        of_folders = {(os.path.dirname(path), label) for path, label in labels.items()}
-        follows_folders = len(of_folders) == len(dict(of_folders)) and not is_named
-        has_names = is_named and not all(map(str.isdigit, labels.values()))
-        others = seen if has_names else [*seen, *self.labels]
-        texts = [*labels.values()]
-        if "DATA.MULTI_LABEL" in options:
-            texts = [label for text in texts for label in _LABELS.split(text)]
-        counts = Counter(filter(None, texts))
-        row = next((cells for _, cells in open_table(self.file, _ANY)), {})
-        images = sum(map(is_image_name, row.values())) or 1  # before and after, channels
-        if len(counts) < 2 or 2 * images * len(labels) < len(known) or follows_folders:
-            return
-        if any(have_same_classes(labels, one) for one in others):
-            return
-        classes = list_names([f"{name} ({counts[name]})" for name in sorted(counts)], _MAX_NAMES)
-        words = f"-dataset=csv -data_path={quote(str(place))} -opts {options}"
-        fill_in = f", with the value of test in place of {PLACEHOLDER}" if PLACEHOLDER in options else ""
-        self.advice.append(f"{words} trains on its {len(counts)} classes, {classes}{fill_in}")
-        self.labels.append(labels)
-        self.held_out.update(held_out)
-
-    def or_folders(self, listing: ImageFiles, confirmed: Path) -> UserError:
-        """The error that asks if the labels are here or the folders. confirmed: DATA_PATH with DATA.CLASS_FOLDERS."""
+    def or_folders(self, listing: ImageFiles, given: Path) -> Question:
+        """The question if the labels are here or in the folders (DATA.CLASS_FOLDERS). given: DATA_PATH."""
         question = "are the folders the classes, or are the labels in tables"
-        if self.labels:
-            path, label = next(iter((self.held_out or self.labels[0]).items()))
-            question = f"are the folders the classes, all for training, or is {shorten(path)} {shorten(label)}"
-        folders = f"-data_path={quote(str(confirmed))} -opts DATA.CLASS_FOLDERS=true trains on the folders"
+        if self.answers:
+            first = self.answers[0]
+            path, label = next(iter((first.held_out or first.labels).items()))
+            shown = shorten(os.path.relpath(path, listing.root))
+            question = f"are the folders the classes, all for training, or is {shown} {shorten(label)}"
+        confirmed = [_folders(place, class_folders=True) for place in (given, listing.root)]
+        own = _class_of(listing).items()
+        found = [one for one in confirmed if one.is_read and own <= one.labels.items()][:1]
         names = list_names(listing.class_names, _MAX_SHOWN)
-        return UserError(
-            f"{listing.root}: {question}, as in {self.file}? {'; or '.join(self.advice)}; {folders}, {names}"
-        )
+        ways = [*self.advice, *(f"{_path(one)} -opts {one.options} trains on the folders, {names}" for one in found)]
+        text = f"{listing.root}: {question}, as in {self.file}? {'; or '.join(ways)}"
+        return Question(text, [*self.answers, *found])
+
+
+def _folders(place: Path, **changes: Any) -> Answer:
+    """The training on folders with other options."""
+    given = {key: value for key, value in changes.items() if value}
+    return Answer(Data.model_validate({"DATA_PATH": str(place)}).changed(**given), words_of(**given))
+
+
+def _path(answer: Answer) -> str:
+    return f"-data_path={quote(answer.data.data_path)}"
+
+
+def _class_of(listing: ImageFiles) -> dict[str, str]:
+    """The class folder of each image, by its absolute path."""
+    return {os.path.abspath(os.path.join(listing.root, path)): path.partition("/")[0] for path in listing.paths}
+
+
+def table_of_other_labels(listing: ImageFiles, root: Path) -> TableBeside | None:
+    """The first table beside class folders whose labels are others, or which holds images out; or a table of the
+    folders, with fewer labels.
+    """
+    for table in tables_beside(root, listing.root, listing.paths):
+        class_of = _class_of(listing)
+        agrees = any(_have_same_classes(one.labels, class_of) for one in table.answers)
+        if not agrees or any(not class_of.keys().isdisjoint(one.held_out) for one in table.answers):
+            return table
+    for table in tables_beside(root, listing.root, listing.class_names):
+        if any(2 * len({*one.labels.values()}) <= len(listing.class_names) for one in table.answers[:1]):
+            return TableBeside(table.file, [], ["docs/data.md#labels-of-folders makes a table of images"])
+    return None
 
 
 def tables_beside(
@@ -148,24 +145,74 @@ def tables_beside(
     of_splits = re.compile(r"\.json$|(split|partition).*\.txt$")  # CelebA's numbers of splits are no labels
     files = [file for file in files_beside(root) if not of_splits.search(file.name)]
     stems = set(map(_stem, paths)) if files else set()
-    seen = list[Images]()
-    known = Images()
+    seen = list[Answer]()
+    known = set[str]()
     for file in files:
         if not _may_name(file, stems):
             continue
         place = next((one for one in (root, file.parent) if table_file(one, "train") == file), file)
         with suppress(UserError, ValueError):  # a column without a name cannot be given
-            table = TableBeside(file, [], [], {})
             candidates, is_named = likely_columns(open_table(file, _ANY), stems)
+            answers = list[Answer]()
             for columns in candidates:
-                if "label" in columns:
-                    known = known or {os.path.abspath(os.path.join(folder, path)): path for path in paths}
-                    table.add(columns, is_named, place, folder, known, seen)
-            seen += table.labels
-            if candidates and not table.labels:
-                table.advice.extend(_advise_join(file, any_labels))
-            if table.advice:
-                yield table
+                if "label" not in columns:
+                    continue
+                known = known or {os.path.abspath(os.path.join(folder, path)) for path in paths}
+                found = _answer_of(place, columns, folder, known)
+                if found and _adds_labels(found, file, known, is_named, seen, answers):
+                    answers.append(found)
+            seen += answers
+            advice = [*map(_describe, answers)]
+            if candidates and not answers:
+                advice = _advise_join(file, any_labels)
+            if advice:
+                yield TableBeside(file, answers, advice)
+
+
+def _answer_of(place: Path, columns: Columns, folder: Path, known: Set[str]) -> Answer | None:
+    """The training on a table with these columns; without the rows that have no label, and with DATA.IMAGE_ROOT, only
+    where the images are not read without.
+    """
+    given: dict[str, Any] = {"DATA_PATH": str(place), "DATASET": "csv", "COLUMNS": columns, "ENCODING": _ANY}
+    given["MULTI_LABEL"] = "cells" in columns  # which only several columns have
+    is_one_hot = isinstance(columns["label"], list)
+    for image_root in (None, str(folder)):
+        data = Data.model_validate({**given, "IMAGE_ROOT": image_root})
+        for way in (with_columns(data, {}, data.multi_label), without_empty(data, is_one_hot)):
+            found = way.tried()
+            if found and not known.isdisjoint(found.labels):
+                root = f" {words_of(image_root=image_root)}" if image_root else ""
+                flags = f"-dataset=csv -data_path={quote(str(place))} -opts"
+                found.options = f"{flags} {found.options}{root}"
+                return found
+    return None
+
+
+def _adds_labels(
+    answer: Answer, file: Path, known: Set[str], is_named: bool, seen: list[Answer], of_table: list[Answer]
+) -> bool:
+    """Whether most of the `known` images have a label in a table, which is news.
+
+    A column of labels without such a name is no function of the folders. Of columns with the same classes, one without
+    such a name, of numbers, or of another table does not count. seen: of other tables.
+    """
+    labels = {path: label for path, label in answer.labels.items() if path in known}
+    of_folders = {(os.path.dirname(path), label) for path, label in labels.items()}
+    follows_folders = len(of_folders) == len(dict(of_folders)) and not is_named
+    row = next((cells for _, cells in open_table(file, _ANY)), {})
+    images = sum(map(is_image_name, row.values())) or 1  # before and after, channels
+    if len(answer.counts) < 2 or 2 * images * len(labels) < len(known) or follows_folders:
+        return False
+    has_names = is_named and not all(map(str.isdigit, labels.values()))
+    others = seen if has_names else [*seen, *of_table]
+    return not any(_have_same_classes(labels, one.labels) for one in others)
+
+
+def _describe(answer: Answer) -> str:
+    counts = answer.counts
+    classes = list_names([f"{name} ({counts[name]})" for name in sorted(counts)], _MAX_NAMES)
+    fill_in = "" if answer.is_known else f", with the value of test in place of {PLACEHOLDER}"
+    return f"{answer.options} trains on its {len(counts)} classes, {classes}{fill_in}"
 
 
 def _advise_join(file: Path, any_labels: bool) -> list[str]:
@@ -197,87 +244,14 @@ def _stem(path: str) -> str:
     return os.path.splitext(path.strip().rpartition("/")[2])[0]
 
 
-def have_same_classes(labels: Mapping[str, str], others: Mapping[str, str]) -> bool:
-    """Whether the labels of images are the same classes as the others, perhaps by other names."""
-    pairs = {(label, others.get(path)) for path, label in labels.items()}
-    return len(pairs) == len({label for label, _ in pairs}) == len({other for _, other in pairs})
+def _have_same_classes(labels: Mapping[str, str], others: Mapping[str, str]) -> bool:
+    """Whether the labels of the images of both are the same classes, perhaps by other names."""
+    pairs = {(label, others[path]) for path, label in labels.items() if path in others}
+    return 0 < len(pairs) == len({label for label, _ in pairs}) == len({other for _, other in pairs})
 
 
-def _data_of(file: Path, columns: Columns, image_root: Path | None = None) -> Data:
-    needs_several = "cells" in columns and isinstance(columns["label"], list)
-    given = {"DATA_PATH": str(file), "DATASET": "csv", "COLUMNS": columns, "ENCODING": _ANY}
-    return Data.model_validate({**given, "MULTI_LABEL": needs_several, "IMAGE_ROOT": image_root and str(image_root)})
-
-
-def _labels_in(
-    file: Path, columns: Columns, folder: Path, known: Images, image_root: Path | None = None
-) -> tuple[Images, Images, str]:
-    """Of the `known` images in a folder: the label of each that has one in a table, and the split if it is val or test;
-    and the options that read the table, with DATA.IMAGE_ROOT only where its images are not found without.
-    """
-    data = _data_of(file, columns, image_root)
-    table = open_for(file, data)
-    try:
-        layout = find_layout(table, data)
-    except UnclearSplit as error:
-        if "split" in columns:
-            raise
-        return _labels_of_unclear(error, file, columns, folder, known)
-    labels = {}
-    held_out = {}
-    lacks = has_several = False
-    for split in dict.fromkeys(layout.split_of.values()) or [None]:
-        rows = table_rows(table, data, split)
-        texts = [" | ".join(known_labels(target)) for target in rows.target_ids]
-        lacks = lacks or "" in texts
-        for path, target_id in zip(rows.files, rows.row_target_ids, strict=True):
-            image = known.get(os.path.abspath(os.path.join(rows.root, path)))
-            if image and (texts[target_id] or layout.is_one_hot):
-                labels[image] = texts[target_id]
-            if image and split in ("val", "test"):
-                held_out[image] = split
-        kept = _columns_of_several(rows, data)
-        if kept:
-            return _labels_in(file, {**columns, "label": kept}, folder, known, image_root)
-        has_several |= kept is not None
-    if not (labels or image_root):
-        return _labels_in(file, columns, folder, known, folder)
-    has_several = has_several or (lacks and layout.is_one_hot) or data.multi_label
-    return labels, held_out, _options_for(data, lacks, has_several)
-
-
-def _labels_of_unclear(
-    error: UnclearSplit, file: Path, columns: Columns, folder: Path, known: Images
-) -> tuple[Images, Images, str]:
-    """As `_labels_in`, with the split that the error of the table advises, which may be for a person to fill in."""
-    if error.is_known:
-        return _labels_in(file, {**columns, "split": error.split}, folder, known)
-    labels, _, options = _labels_in(file, {**columns, "split": None}, folder, known)
-    options = options.replace('"split": null', f'"split": {json.dumps(error.split, ensure_ascii=False)}')
-    return labels, dict.fromkeys(labels, "perhaps test"), options
-
-
-def _columns_of_several(rows: TableRows, data: Data) -> list[str] | None:
-    """None if each image has one label; else the columns of which it has one, if any."""
-    try:
-        refuse_several_labels(rows, data)
-    except UserError:
-        return [] if data.multi_label else one_per_image(rows)
-    return None
-
-
-def _options_for(data: Data, lacks: bool, has_several: bool) -> str:
-    """The options of a table. lacks: images without a label."""
-    changes = {"cells": {"": None}} if lacks and not has_several else {}
-    options = columns_option(data, changes, has_several)
-    return f"{options} {quote(f'DATA.IMAGE_ROOT={data.image_root}')}" if data.image_root else options
-
-
-def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path], bool]) -> UserError:
-    """The error that names the folders in `root`, and the flags that say how they are read.
-
-    given: DATA_PATH. is_data_set: whether a folder can be read.
-    """
+def unclear(given: Path, root: Path, problem: str) -> UserError:
+    """The question that names the folders in `root`, and the answers that are left. given: DATA_PATH."""
     found = FoundFiles(root)
     images = found.images_in(root)
     if not images and found.unread.found:
@@ -287,20 +261,41 @@ def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path],
     trainings = []
     if levels.inside and set.intersection(*levels.inside.values()):  # all contain a folder of one name, as splits do
         trainings = [name for name in levels.sizes if word_in(name) == "train"]
-    candidates = _candidates(root, levels, trainings, images)
-    data_sets = islice(filter(is_data_set, candidates), max(1, len(trainings)))
-    folders = [f"give -data_path={quote(str(path))} if it is the data set" for path in data_sets]
-    advice = "; or ".join([*_advise_renaming(names), *_advise_tables(root, images), *folders])
-    if all((root / f"{split}_list.txt").is_file() for split in ("train", "val")):
-        advice = f"-dataset=imagenet2012 -data_path={quote(str(root))} reads its lists"
-    if word_in(root.name) == "train":  # labels of all splits
-        advice = advise_labels(given) or advice
-    advice = advice or advise_labels(given) or _other_data(root, images)
+    ways, answers = _tables_or_folders(root, levels, trainings, images)
+    if not ways or word_in(root.name) == "train":  # labels of all splits
+        in_paths = _labels_in_paths(given)
+        if in_paths:
+            answers = in_paths
+            ways = [_describe_labels(in_paths)]
+    advice = "; or ".join(ways) or _other_data(root, images)
     if len(names) > 1 and not (trainings or {*map(str.lower, names)} <= SPLIT_WORDS.keys()):
-        options = filter(None, ["DATA.CLASS_FOLDERS=true", case_folders(images, 0, FEWEST)])
-        advice += f"; if each of these folders is a class, -opts {' '.join(map(quote, options))}"
+        classes = _folders(given, class_folders=True, groups=case_folders(images, 0, FEWEST))
+        if classes.is_read:
+            answers.append(classes)
+            advice += f"; if each of these folders is a class, -opts {classes.options}"
     shown = list_names(names, _MAX_SHOWN) or "if it is one of the classes, give the folder around it"
-    return UserError(f"{root}: {problem}: {shown}; {advice}")
+    return Question(f"{root}: {problem}: {shown}; {advice}", answers)
+
+
+def _tables_or_folders(
+    root: Path, levels: Levels, trainings: Sequence[str], images: Sequence[str]
+) -> tuple[list[str], list[Answer]]:
+    """PaddleViT's lists; else names for folders of splits, tables beside the images, apart from those for tests, and
+    inner folders: as words and as answers.
+    """
+    if all((root / f"{split}_list.txt").is_file() for split in ("train", "val")):
+        lists = _folders(root, dataset="imagenet2012")
+        return [f"-dataset=imagenet2012 {_path(lists)} reads its lists"], [lists]
+    used = [path for path in images if word_in(path.partition("/")[0]) not in ("test", "none")]
+    tables = [*tables_beside(root, root, without_masks(used)[0], any_labels=True)]
+    inner = map(_folders, _candidates(root, levels, trainings, images))
+    data_sets = [*islice((one for one in inner if one.is_read), max(1, len(trainings)))]
+    ways = _advise_renaming([*levels.sizes])
+    for table in tables:
+        kind = "has labels" if table.answers else "names the images"
+        ways.append(f"{shorten(table.file.name)} {kind}: {'; or '.join(table.advice)}")
+    ways += [f"give {_path(one)} if it is the data set" for one in data_sets]
+    return ways, [*(one for table in tables for one in table.answers), *data_sets]
 
 
 def _advise_renaming(names: Sequence[str]) -> list[str]:
@@ -329,16 +324,6 @@ def _candidates(root: Path, levels: Levels, trainings: Sequence[str], images: Se
             found = FoundFiles(inner)
             inside = found.images_in(inner)
             yield from _candidates(inner, Levels(found.sizes), (), inside)
-
-
-def _advise_tables(root: Path, images: Sequence[str]) -> list[str]:
-    """The flags that train on each table beside the images, apart from those for tests."""
-    used = [path for path in images if word_in(path.partition("/")[0]) not in ("test", "none")]
-    advice = []
-    for table in tables_beside(root, root, without_masks(used)[0], any_labels=True):
-        kind = "has labels" if table.labels else "names the images"
-        advice.append(f"{shorten(table.file.name)} {kind}: {'; or '.join(table.advice)}")
-    return advice
 
 
 def notes_on_lists(root: Path, listing: ImageFiles) -> list[Note]:
@@ -383,32 +368,40 @@ def _other_data(root: Path, images: Sequence[str]) -> str:
     return f"not read: {names}; if the labels are in it, {way}; else {fix}"
 
 
-def advise_labels(root: Path) -> str | None:
-    """The options that read the labels in the paths of the images in `root`, and keep cases together.
+def _labels_in_paths(root: Path) -> list[Answer]:
+    """The trainings on labels in the paths of the images in `root`, which keep cases together.
 
     None without evidence: folders that recur in several folders, or files whose names differ in a number or in another
-    field only. Each expression is tried on all images of train and val. Of names with more numbers, such as
-    A172_Phase_A7_1_00d00h00m_1.tif, two are advised.
+    field only. Of names with more numbers, such as A172_Phase_A7_1_00d00h00m_1.tif, there are two.
     """
     paths, _ = without_masks(FoundFiles(root).images_in(root))
     try:
         level, of_split = by_split(root, paths)
     except UserError:
-        return None
-    train = of_split["train"]
-    val = of_split.get("val", [])
-    found = list[str]()
-    for expression, of_labels in _expressions(train + val, level):
-        labels = Counter(label_in(expression, path) for path in train)
-        if _are_classes(labels) and {label_in(expression, path) for path in val} <= labels.keys():
-            options = filter(None, [f"DATA.LABELS={expression}", case_folders(train + val, of_labels)])
-            classes = f"{len(labels)} classes, {list_names(sorted(labels), _MAX_NAMES)}"
-            if found and found[0].endswith(f" reads {classes}"):
-                continue
-            found.insert(0, f"-opts {' '.join(map(quote, options))} reads {classes}")
-            if len(found) == 2 or not all(re.search(r"[\W_]\d", label) for label in labels):
-                break
-    return f"labels are in the paths, as in {shorten(train[0])}: {'; or '.join(found)}" if found else None
+        return []
+    used = of_split["train"] + of_split.get("val", [])
+    found = list[Answer]()
+    for expression, of_labels in _expressions(used, level):
+        labels = Counter(label_in(expression, path) for path in of_split["train"])
+        if not _are_classes(labels):
+            continue
+        answer = _folders(root, labels=expression, groups=case_folders(used, of_labels))
+        if not answer.is_read or (found and found[0].counts.keys() == answer.counts.keys()):
+            continue
+        found.insert(0, answer)
+        if len(found) == 2 or not all(re.search(r"[\W_]\d", label) for label in labels):
+            break
+    return found
+
+
+def _describe_labels(answers: Sequence[Answer]) -> str:
+    ways = []
+    for one in answers:
+        ways.append(
+            f"-opts {one.options} reads {len(one.counts)} classes, {list_names(sorted(one.counts), _MAX_NAMES)}"
+        )
+    example = os.path.relpath(min(answers[0].labels), answers[0].data.data_path)
+    return f"labels are in the paths, as in {shorten(example)}: {'; or '.join(ways)}"
 
 
 def _are_classes(labels: Counter[str]) -> bool:
@@ -431,7 +424,7 @@ def note_on_inner_classes(listing: ImageFiles, given: Path) -> list[Note]:
         return []
     level += len(Path(os.path.relpath(listing.root, given)).parts)
     text = f"{listing.root}: are the classes {list_names(listing.class_names, _MAX_NAMES)}, or the folders in them?"
-    return [Note("screen", f"{text} Then -opts {quote(f'DATA.LABELS={of_level(level)}')}")]
+    return [Note("screen", f"{text} Then -opts {words_of(labels=of_level(level))}")]
 
 
 def _inner_level(folders: Sequence[Sequence[str]], numbers: bool) -> int | None:
@@ -453,10 +446,12 @@ def _inner_level(folders: Sequence[Sequence[str]], numbers: bool) -> int | None:
 def _expressions(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:
     """Expressions that may find labels in paths, and the level of folders in which each does, -1: in the files' names.
 
-    The innermost level of folders with names that recur, 10253/{0,1}, patient1/study1_{ill,well}; the text before a
-    number, cat.0.jpg, great_pyrenees_12.jpg, cat (3).jpg; the first field, lamp.x1y.jpg; each number in
-    25_1_2_20170116.jpg. split: the level of folders that are splits, or -1.
+    The folders in folders of their letters; the innermost level of folders with names that recur, 10253/{0,1},
+    patient1/study1_{ill,well}; the text before a number, cat.0.jpg, great_pyrenees_12.jpg, cat (3).jpg; the first
+    field, lamp.x1y.jpg; each number in 25_1_2_20170116.jpg. split: the level of folders that are splits, or -1.
     """
+    if all(map(IN_LETTERS.match, paths)):
+        yield r"(?:^|/)[^/]/([^/]+)/(?:([^/]+)/)?", 0
     folders = [path.split("/")[:-1] for path in paths]
     for level in reversed(range(min(map(len, folders), default=0))):
         parents = defaultdict(set)

@@ -11,10 +11,10 @@ from pathlib import Path
 from configs.yaml_io import shorten
 from datasets.sources.class_names import list_names
 from datasets.sources.folders.advice import (
-    have_same_classes,
+    IN_LETTERS,
     note_on_inner_classes,
     notes_on_lists,
-    tables_beside,
+    table_of_other_labels,
     unclear,
 )
 from datasets.sources.folders.class_folders import (
@@ -106,8 +106,8 @@ def _as_variants(levels: Levels, listing: ImageFiles) -> str | None:
 
 def _as_letters(levels: Levels, listing: ImageFiles) -> str | None:
     """The first letters of the folders in them, as of SUN397 and Places365: a/abbey, c/church/indoor."""
-    if listing.sizes and all(re.match(r"(.)/\1", folder) for folder in listing.sizes):
-        return "the folders are letters; to read those in them, -opts 'DATA.LABELS=(?:^|/)[^/]/([^/]+)/(?:([^/]+)/)?'"
+    if listing.sizes and all(map(IN_LETTERS.match, listing.sizes)):
+        return "the folders are letters"
     return None
 
 
@@ -156,7 +156,7 @@ class SplitFolders:
         fitting = [*filter(None, (self._as_splits(), self._as_classes()))]
         if len(fitting) != 1:
             problem = "it is not clear which folders are classes, or train/, val/ and test/ with class folders"
-            raise unclear(given, self.root, problem if self.names else "contains no folders", _is_data_set)
+            raise unclear(given, self.root, problem if self.names else "contains no folders")
         (self.splits,) = fitting
         self.folders = {split: folder.path for split, folder in self.splits.items()}
         test = (self.named("test") | self.splits).get("test")
@@ -178,7 +178,7 @@ class SplitFolders:
         found = [folder for folder in found if folder.is_named] or found
         if len(found) > 1:
             names = list_names([folder.name for folder in found], _MAX_SHOWN)
-            raise unclear(self.given, self.root, f"which of {names} is {split}? Rename the others", _is_data_set)
+            raise unclear(self.given, self.root, f"which of {names} is {split}? Rename the others")
         return {folder.word: folder for folder in found}
 
     def sharing(self, train: Folder) -> Splits:
@@ -270,20 +270,11 @@ class SplitFolders:
             rules = [rule for rule in self.wrong_levels if rule != _as_parts or not self._share_folders()]
             for rule in rules:
                 if problem := rule(levels, listing):
-                    return unclear(self.given, listing.root, problem, _is_data_set)
+                    return unclear(self.given, listing.root, problem)
         if not trains:
             return None
-        for table in tables_beside(self.root, listing.root, listing.paths):
-            class_of = {path: path.partition("/")[0] for path in listing.paths}
-            agrees = any(have_same_classes(labels, class_of) for labels in table.labels)
-            if table.held_out or not agrees:
-                is_same = ConfirmedFolders(self.given).folders == self.folders
-                return table.or_folders(listing, self.given if is_same else listing.root)
-        for table in tables_beside(self.root, listing.root, listing.class_names):
-            if table.labels and 2 * len({*table.labels[0].values()}) <= len(listing.class_names):
-                advice = "docs/data.md#labels-of-folders makes a table of images"
-                return table._replace(advice=[advice]).or_folders(listing, self.given)
-        return None
+        table = table_of_other_labels(listing, self.root)
+        return table and table.or_folders(listing, self.given)
 
     def _share_folders(self) -> bool:
         """Whether splits have the same folders: of classes, as a patient or an item is in one."""
@@ -416,12 +407,3 @@ def _pass_outer(folder: Path) -> Path:
 def _has_splits(folder: Path) -> bool:
     words = [SPLIT_NAMES.get(name.lower()) for name in FoundFiles(folder).top()[0]]
     return len(words) > 1 and "train" in words and all(words)
-
-
-def _is_data_set(folder: Path) -> bool:
-    try:
-        found = SplitFolders(folder)
-        listing = found.read("train")
-    except (UserError, KeyError):  # KeyError: it has no train
-        return False
-    return not (listing.findings or found.error_of(listing, trains=True))

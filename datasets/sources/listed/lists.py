@@ -21,11 +21,12 @@ from datasets.sources.class_names import list_names, positions
 from datasets.sources.groups import suggest_groups
 from datasets.sources.listing import list_directory, name_like
 from datasets.sources.path_words import SPLIT_NAMES, word_in
+from datasets.sources.question import Question, with_columns, without_empty
 from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arrays, spread
 from datasets.sources.shared_arrays import StringPacker, to_arrays
 from datasets.sources.source import Source, Wanted, without_labels
 from datasets.sources.split import History, count_known
-from datasets.sources.tables.cells import UNKNOWN_MARK, columns_option, multi_hot
+from datasets.sources.tables.cells import UNKNOWN_MARK, multi_hot
 from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import FOLDERS, LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList, read_lines
 from datasets.sources.tables.joins import open_for
@@ -123,7 +124,7 @@ class Tables(Source):
             return super().way_to_folds
         tests = sorted({text for text in table.column(layout.split) if layout.split_of[text.lower()] == "test"})
         split = {"column": layout.split, "test": tests} if tests else None
-        return f"-opts {columns_option(self.data, {'split': split})} joins train and val"
+        return f"-opts {with_columns(self.data, {'split': split}).options} joins train and val"
 
     def find_test(self) -> tuple[bool, str | None]:
         part = None
@@ -136,7 +137,7 @@ class Tables(Source):
             rows = part.rows
         except UserError:
             return without_labels(table.file, "has no column of labels")
-        labels = {" ".join(known_labels(target)) for target in rows.target_ids} - {""}
+        labels = {" ".join(_known_labels(target)) for target in rows.target_ids} - {""}
         first = next(iter(rows.target_ids), ())
         if not labels or (table.label_kind == "number" and not first):  # perhaps the number of a path is no label
             return without_labels(table.file, "no row of the split test has a label")
@@ -204,10 +205,10 @@ def read_table(part: TableSplit, train_part: TableSplit, wanted: Wanted) -> Imag
         kind = "any"
     rows = part.rows
     if rows.unread:
-        raise UserError(rows.unread)
+        raise rows.unread
     train_rows = rows if kind == "number" else train_part.rows
     if kind == "any" and not data.multi_label:
-        refuse_several_labels(train_rows, data)
+        _refuse_several_labels(train_rows, data)
     labels_in = _reader_of_labels(train_rows, rows, data.multi_label)
     names_of = [labels_in(target) for target in rows.target_ids]
     in_train = {*chain.from_iterable(map(labels_in, train_rows.target_ids))}
@@ -231,8 +232,7 @@ def read_table(part: TableSplit, train_part: TableSplit, wanted: Wanted) -> Imag
             findings.append(f"{rows.place(table.cut_line)}: {problem_of_end} Write the rest, or end the line")
     else:
         of_ids = np.array([(*labels, -1)[0] for labels in labels_of], np.int64)
-        changes = {} if train_rows.classes else {"cells": {"": None}}
-        option = columns_option(data, changes, several=not changes)
+        option = without_empty(data, bool(train_rows.classes)).options
         no_label = f"has no label; fill it in, or read the others with -dataset=csv -opts {option}"
         if kind == "number":
             no_label = "does not end with a class number; write a path, a space and a number from 0"
@@ -289,13 +289,13 @@ def _reader_of_labels(
     if not multi_label:
         return lambda target: [" | ".join(target)] if target else []  # several are no class
     if train_rows.classes:
-        return known_labels
+        return _known_labels
     texts = ["\n".join(chain.from_iterable(one.target_ids)) for one in (train_rows, rows)]
     separator = next((mark for text in texts for mark in "|;," if mark in text), None)
     return lambda target: split_labels("".join(target), separator)
 
 
-def known_labels(target: Iterable[str]) -> list[str]:
+def _known_labels(target: Iterable[str]) -> list[str]:
     """The labels that are not unknown."""
     return [name for name in target if not name.startswith(UNKNOWN_MARK)]
 
@@ -343,7 +343,7 @@ def _notes_on_no_label(
     for name in filter(_NO_LABEL.fullmatch, class_names):
         is_alone = all(len(names) == 1 for names in names_of if name in names)
         if is_alone and not rows.classes:
-            option = columns_option(data, {"cells": {name: 0}}, several=True)
+            option = with_columns(data, {"cells": {name: 0}}, several=True).options
             text = (
                 f"{rows.file}: {shorten(name)} counts as a class in all figures; if it means no label: -opts {option}"
             )
@@ -383,7 +383,7 @@ def _are_decimals(texts: Iterable[str]) -> bool:
     return all(re.fullmatch(r"\d+,\d+", text) for text in texts)
 
 
-def refuse_several_labels(rows: TableRows, data: Data) -> None:
+def _refuse_several_labels(rows: TableRows, data: Data) -> None:
     """Raises UserError for numbers, as '0 3' and '[0, 3]', and for names that recur, as 'cat|dog'."""
     texts = [" | ".join(target) for target in rows.target_ids if target]
     if _are_decimals(texts):
@@ -398,17 +398,16 @@ def refuse_several_labels(rows: TableRows, data: Data) -> None:
         is_list = text[:1] in ("[", "(") and len(split_labels(text, ",")) > 1
         if len(target) > 1 or is_marked or are_known or is_list or _NUMBERS.fullmatch(text):
             line = rows.lines[rows.row_target_ids.index(target_id)]
-            option = columns_option(data, {}, several=True)
-            ways = ""
-            if kept := one_per_image(rows):
-                ways = f"-dataset=csv -opts {columns_option(data, {'label': kept})} trains with one per image; "
-            raise UserError(
-                f"{rows.file}:{line}: target {shorten(text)} has several labels; {ways}"
-                f"-dataset=csv -opts {option} trains with several, or write one per image (1, not 1,0)"
-            )
+            answers = {"several": with_columns(data, {}, several=True)}
+            if kept := _one_per_image(rows):
+                answers = {"one per image": with_columns(data, {"label": kept})} | answers
+            ways = "; ".join(f"-dataset=csv -opts {one.options} trains with {how}" for how, one in answers.items())
+            problem = f"target {shorten(text)} has several labels"
+            fix = f"{ways}, or write one per image (1, not 1,0)"
+            raise Question(f"{rows.file}:{line}: {problem}; {fix}", [*answers.values()])
 
 
-def one_per_image(rows: TableRows) -> list[str]:
+def _one_per_image(rows: TableRows) -> list[str]:
     """The columns of which each row has exactly one 1, without others that a row with the most labels has, if any."""
     most = max(rows.target_ids, key=len)
     for kept in most:

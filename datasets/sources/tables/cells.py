@@ -1,15 +1,14 @@
 """The meaning of a cell in a column of labels: 0, 1, or unknown (DATA.COLUMNS: cells, threshold)."""
 
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from shlex import quote
 from typing import Any
 
 import numpy as np
 
 from configs.schema import Data
 from configs.yaml_io import shorten
+from datasets.sources.question import Question, with_columns
 from datasets.sources.samples import UNKNOWN
 
 UNKNOWN_MARK = "\1"  # before the name of an unknown label, among the labels of an image
@@ -109,23 +108,8 @@ def ways_on(seen: Iterable[str], given: Columns) -> list[Columns]:
     return ways
 
 
-def columns_option(data: Data, changes: Columns, several: bool = False) -> str:
-    """DATA.COLUMNS with these changes, as a shell reads it, and DATA.MULTI_LABEL, which unknown cells of a list of
-    columns need. several: images have several labels.
-    """
-    columns = {**data.given_columns, **changes}
-    if "cells" in changes:
-        columns["cells"] = data.given_columns.get("cells", {}) | changes["cells"]
-    options = []
-    if columns:
-        options.append(quote(f"DATA.COLUMNS={json.dumps(columns, ensure_ascii=False)}"))
-    if several or (None in columns.get("cells", {}).values() and isinstance(columns.get("label"), list)):
-        options.append("DATA.MULTI_LABEL=true")
-    return " ".join(options)
-
-
-def refuse_unread(place: str, number: int, unread: Mapping[str, int], seen: Iterable[str], data: Data) -> str:
-    """The problem of cells that are neither 0 nor 1, and the ways on.
+def refuse_unread(place: str, number: int, unread: Mapping[str, int], seen: Iterable[str], data: Data) -> Question:
+    """The question about cells that are neither 0 nor 1, and the ways on.
 
     number: of all cells. unread: numbers by text. seen: as of `ways_on`.
     """
@@ -134,8 +118,9 @@ def refuse_unread(place: str, number: int, unread: Mapping[str, int], seen: Iter
     if len(unread) > _MOST:
         shown += f" and {len(unread) - _MOST} more"
     problem = f"{place}: {count} of {number} cells of the columns of labels are not 0 or 1: {shown}"
-    options = [columns_option(data, way) for way in ways_on(seen, data.given_columns)]
-    if not options:
-        return f"{problem}; name columns of 0 and 1 in DATA.COLUMNS"
-    ways = " or ".join(f"-opts {option}" for option in options)
-    return f"{problem}; say if a cell is 0, 1 or null (unknown), or from which number on it is 1: {ways}"
+    answers = [with_columns(data, way) for way in ways_on(seen, data.given_columns)]
+    if not answers:
+        return Question(f"{problem}; name columns of 0 and 1 in DATA.COLUMNS")
+    ways = " or ".join(f"-opts {one.options}" for one in answers)
+    fix = f"say if a cell is 0, 1 or null (unknown), or from which number on it is 1: {ways}"
+    return Question(f"{problem}; {fix}", answers)

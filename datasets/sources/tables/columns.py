@@ -11,12 +11,12 @@ from configs.yaml_io import shorten
 from datasets.decoding.images import is_image_name
 from datasets.sources.class_names import list_names
 from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, word_in
+from datasets.sources.question import PLACEHOLDER, Answer, Question, with_columns
 from datasets.sources.tables.cells import (
     NO_LABELS,
     CellValues,
     Columns,
     are_cells,
-    columns_option,
     may_be_cells,
     ways_on,
 )
@@ -58,22 +58,6 @@ _NAME_OF_SPLITS = re.compile(
     rf"{_SPLIT_FLAG.pattern}|(data|train|val|test)*(split|partition)s?(name|id|set|type)?\d*|(sub)?set"
 )
 Split = tuple[str | None, Mapping[str, str]]  # `Layout.split` and `split_of`
-PLACEHOLDER = "VALUE"  # in an option, of a value that only a person knows
-
-
-class UnclearSplit(UserError):
-    """A column of splits whose values have no one meaning.
-
-    split: DATA.COLUMNS' key that reads it; `PLACEHOLDER` is in it where its values do not say which one is the test.
-    """
-
-    def __init__(self, text: str, split: Any) -> None:
-        super().__init__(text)
-        self.split = split
-
-    @property
-    def is_known(self) -> bool:
-        return not isinstance(self.split, dict) or [PLACEHOLDER] not in self.split.values()
 
 
 def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
@@ -266,9 +250,10 @@ def _unclear_columns(
             "; if another table has the paths, give the folder of the images as -data_path: tables beside it are found"
         )
     several = any("|" in cells.get(str(advice.get("label")), "") for _, cells in table)
-    option = columns_option(data, advice, several)
+    answer = with_columns(data, advice, several)
     found = f"the {kind} are {' or '.join(map(shorten, names)) or 'not clear'} in the columns {shorten(table.header)}"
-    return UserError(f"{table.file}:1: {found}{table.unread}; name them: -opts {option}{hint}")
+    text = f"{table.file}:1: {found}{table.unread}; name them: -opts {answer.options}{hint}"
+    return Question(text, [] if "NAME" in advice.values() else [answer])
 
 
 def _names(header: Sequence[str], given: Any, documented: str, known: Iterable[re.Pattern[str]]) -> list[str]:
@@ -328,8 +313,8 @@ def _split_by_values(table: Table, given: Columns, data: Data) -> dict[str, str]
     return dict.fromkeys(known, "train") | part_of
 
 
-def _wrong_values(table: Table, column: str, problem: str, data: Data) -> UnclearSplit:
-    """The error about a column of splits that names its values, their numbers of rows, and a way to list them.
+def _wrong_values(table: Table, column: str, problem: str, data: Data) -> Question:
+    """The question about a column of splits that names its values, their numbers of rows, and a way to list them.
 
     How many rows have a value is no evidence of its split.
     """
@@ -343,11 +328,12 @@ def _wrong_values(table: Table, column: str, problem: str, data: Data) -> Unclea
     elif len(counts) > 1:
         split = {"column": column, **_parts_of([value for value, _ in counts])}
         fix = "reads these rows (null in place of {...}: splits by no column)"
-    error = UnclearSplit(f"DATA.COLUMNS split {shorten(column)}: {problem}; it has {shown}", split)
-    if not error.is_known:
+    answer = with_columns(data, {"split": split})
+    if not answer.is_known:
         fix = f"reads these rows, with the value of test, or of val, in place of {PLACEHOLDER} {fix[17:]}"
-    error.args = (f"{table.file}:1: {error}; -opts {columns_option(data, {'split': split})} {fix}",)
-    return error
+        answer = Answer(with_columns(data, {"split": None}).data, answer.options)
+    text = f"DATA.COLUMNS split {shorten(column)}: {problem}; it has {shown}; -opts {answer.options} {fix}"
+    return Question(f"{table.file}:1: {text}", [answer])
 
 
 def _parts_of(values: Iterable[str]) -> dict[str, list[str]]:

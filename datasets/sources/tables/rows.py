@@ -40,7 +40,7 @@ class TableRows:
         self.target_ids: dict[tuple[str, ...], int] = {}
         self.classes: tuple[str, ...] = ()
         self.findings: list[Finding] = []
-        self.unread = ""  # the problem of cells that are neither 0 nor 1
+        self.unread: UserError | None = None  # about cells that are neither 0 nor 1
 
     @property
     def files(self) -> PackedStrings:

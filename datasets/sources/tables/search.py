@@ -10,8 +10,8 @@ from pathlib import Path
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.sources.path_words import MASK, split_of, split_of_images, word_in
+from datasets.sources.question import with_columns
 from datasets.sources.samples import spread
-from datasets.sources.tables.cells import columns_option
 from datasets.sources.tables.files import Table
 from datasets.sources.tables.places import ENDINGS, Places, mend, without_ending
 from utils.notes import Note
@@ -56,7 +56,7 @@ def find_places(table: Table, column: str, data: Data, others: Sequence[Path] = 
     in_columns = with_folder(table, column)
     if in_columns != column:
         problem = f"{shorten(sample[0])} is no file, but paths of two columns are"
-        none.problem = f"{file}: {problem}; -opts {columns_option(data, {'path': in_columns})}"
+        none.problem = f"{file}: {problem}; -opts {with_columns(data, {'path': in_columns}).options}"
     text = f"no image of {file} is found in {root}, nor by a unique name in its folders; set DATA.IMAGE_ROOT"
     none.notes.append(Note("warning", text))
     return none

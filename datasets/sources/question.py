@@ -1,0 +1,126 @@
+"""A question about data with several answers. Each option that it prints is one of them, see `Answer`."""
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pkgutil import resolve_name
+from shlex import quote
+from typing import Any
+
+import numpy as np
+
+from configs.schema import Data
+from datasets.sources.samples import label_pairs
+from utils.errors import UserError
+
+PLACEHOLDER = "VALUE"  # in an option, of a value that only a person knows
+
+
+@dataclass(eq=False)
+class Answer:
+    """What a training with some options of DATA reads; it is read once, when it is first asked for.
+
+    options: as a shell reads them. In place of `PLACEHOLDER`, a person writes a value; `data` lack its key.
+    """
+
+    data: Data
+    options: str = ""
+
+    @cached_property
+    def rows(self) -> Any:
+        """The `Rows` of `datasets.reading.read_alone`, which is above this module. Raises UserError."""
+        return resolve_name("datasets.reading:read_alone")(self.data)
+
+    @property
+    def is_known(self) -> bool:
+        return PLACEHOLDER not in self.options
+
+    def tried(self) -> "Answer | None":
+        """This answer, or the first one to the question in which it ends; None if it ends in another error."""
+        try:
+            self.rows  # noqa: B018  # reads
+        except UserError as error:
+            question = error.__cause__ or error
+            answers = question.answers if isinstance(question, Question) else []
+            return answers[0].tried() if answers else None
+        return self
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the data are read, without another question."""
+        return self.tried() is self
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """The label of each image by its absolute path: 'a | b' of several, '' of none."""
+        found = {}
+        for samples in self.rows.splits.values():
+            of_images = defaultdict(list)
+            for index, label in zip(*map(list, label_pairs(samples.targets)), strict=True):
+                of_images[index].append(samples.class_names[label])
+            for index in range(len(samples)):
+                found[os.path.abspath(samples.name(index))] = " | ".join(of_images[index])
+        return found
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The images of each class in all splits."""
+        names = self.rows.class_names
+        of_splits = [samples.class_counts(len(names)) for samples in self.rows.splits.values()]
+        return dict(zip(names, np.sum(of_splits, axis=0).tolist(), strict=True))
+
+    @property
+    def held_out(self) -> dict[str, str]:
+        """The split of each image that the data hold out, by its absolute path; of an unknown one, all images."""
+        if not self.is_known:
+            return dict.fromkeys(self.labels, "perhaps test")
+        own = {"test"} if self.rows.run_split else {"val", "test"}
+        splits = self.rows.splits
+        return {
+            os.path.abspath(splits[split].name(index)): split
+            for split in own & splits.keys()
+            for index in range(len(splits[split]))
+        }
+
+
+class Question(UserError):
+    """An error that asks how data are read. answers: of the options in its text."""
+
+    def __init__(self, text: str, answers: Sequence[Answer] = ()) -> None:
+        super().__init__(text)
+        self.answers = [*answers]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Other processes get the text alone."""
+        return UserError, self.args
+
+
+def words_of(**changes: Any) -> str:
+    """Options of DATA as a shell reads them."""
+    words = []
+    for key, value in changes.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        words.append(quote(f"DATA.{key.upper()}={text}"))
+    return " ".join(words)
+
+
+def with_columns(data: Data, changes: dict[str, Any], several: bool = False) -> Answer:
+    """DATA.COLUMNS with these changes, and DATA.MULTI_LABEL, which unknown cells of a list of columns need.
+
+    several: images have several labels.
+    """
+    columns = {**data.given_columns, **changes}
+    if "cells" in changes:
+        columns["cells"] = data.given_columns.get("cells", {}) | changes["cells"]
+    found: dict[str, Any] = {"columns": columns} if columns else {}
+    if several or (None in columns.get("cells", {}).values() and isinstance(columns.get("label"), list)):
+        found["multi_label"] = True
+    return Answer(data.changed(**found), words_of(**found))
+
+
+def without_empty(data: Data, is_one_hot: bool) -> Answer:
+    """The rows that have a label; with several labels, all rows."""
+    return with_columns(data, {} if is_one_hot else {"cells": {"": None}}, several=is_one_hot)
