@@ -1,7 +1,9 @@
 """Helpers for tests of several folders: small runs, in this process or in subprocesses."""
 
+import csv
 import functools
 import gc
+import gzip
 import json
 import logging
 import os
@@ -35,6 +37,7 @@ from datasets.reading import read_data
 from datasets.sources.samples import Samples
 from datasets.sources.source import Wanted
 from datasets.transforms.host import HostTransform
+from engine.evaluation.images import IMAGES, ImageRow
 from engine.run import folder as folder_of_run
 from utils.device import use_deterministic_algorithms
 from utils.distributed import ProcessContext
@@ -340,6 +343,12 @@ def model_for(config: Config, device: str = "cpu", **options: Any) -> tuple[Any,
     from models.build import build_model  # imported late: many tests need no model
 
     return build_model(config.model, config.data, torch.device(device), **options)
+
+
+def images_of(folder: Path) -> list[ImageRow]:
+    """The rows of its `images.csv.gz`."""
+    with gzip.open(folder / IMAGES, "rt", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        return [ImageRow(*row) for row in csv.reader(file)][1:]
 
 
 def log_of(folder: Path) -> str:

@@ -3,11 +3,12 @@
 import csv
 import gzip
 import io
-from collections.abc import Container, Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
-from itertools import repeat, zip_longest
+from itertools import islice, repeat, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 from zlib import error as ZlibError
@@ -22,19 +23,19 @@ from datasets.sources.samples import Samples, is_multi_hot
 from engine.evaluation.results import name_of_target
 from engine.run.facts import ImagesRead
 from engine.run.log import RunLogger
-from utils.distributed import ProcessContext, call_on_main
+from utils.distributed import ProcessContext, find_on_main
 from utils.errors import UserError
 from utils.files import open_atomically, open_regular_file
 from utils.notes import Note
 
 IMAGES = "images.csv.gz"
 MAX_ROWS = 10**7  # of the file
-_SORTED = 400_000  # lines in memory
+_SORTED = 200_000  # lines in memory
 _NAMED = 3
 _BUFFER = 2**20  # bytes
-_TRAIN, _OF_DIGEST = b"train,", slice(-65, -1)  # begin of a line, and the digits before its end
-_BYTES = 32  # of a SHA-256
-_UNREAD = bytes(_BYTES)
+_CHUNK = 4096  # rows
+_LINE = re.compile(rb'(?:[^"\n]++|"[^"]*+")*+\n')  # of CSV
+_UNREAD = "0" * 64  # in place of a SHA-256
 _DAMAGES = (OSError, EOFError, ValueError, TypeError, ZlibError, csv.Error)  # of a file, also of none
 
 
@@ -48,32 +49,24 @@ class ImageRow(NamedTuple):
     sha256: str
 
 
-def read_image_table(folder: Path) -> list[ImageRow]:
-    """The rows of `images.csv.gz` in the folder of a run; none if there is no such file, or a damaged one."""
-    with suppress(*_DAMAGES):
-        return [*_rows_of(_lines(folder))]
-    return []
-
-
-def read_trained(folder: Path, digests: Container[bytes]) -> tuple[set[bytes], int, int]:
+def read_trained(folder: Path, digests: set[bytes]) -> tuple[set[bytes], int, int]:
     """The `digests`, in hexadecimal digits, that training images of a run have; the number of its training
-    images, and of those that it had read; nothing as of `read_image_table`.
+    images, and of those that it had read; nothing if `images.csv.gz` is missing or damaged.
     """
     found = set[bytes]()
     number = known = 0
     with suppress(*_DAMAGES):
-        for line in _lines(folder):
-            if line.startswith(_TRAIN):
-                number += 1
-                known += not line.endswith(b",\n")
-                if (digest := line[_OF_DIGEST]) in digests:
-                    found.add(digest)
+        for lines in _lines(folder):
+            trained = _trained_in(lines)
+            found |= digests.intersection(trained)
+            number += len(trained)
+            known += len(trained) - trained.count(b"")
         return found, number, known
     return set(), 0, 0
 
 
-def _lines(folder: Path) -> Iterator[bytes]:
-    """Yields the rows of the file as lines of CSV: to read a million of them as texts takes three times as long.
+def _lines(folder: Path) -> Iterator[list[bytes]]:
+    """Yields the rows of the file as lines of CSV, many at a time: texts of a million rows take three times as long.
 
     Raises one of `_DAMAGES`, also after the last row.
     """
@@ -82,65 +75,98 @@ def _lines(folder: Path) -> Iterator[bytes]:
         io.BufferedReader(gzip.GzipFile(fileobj=packed), _BUFFER) as file,
     ):
         next(file, b"")  # the header
-        for line in file:
-            while b'"' in line and line.count(b'"') % 2:  # a line break in a cell
-                more = file.readline()
-                if not more:
+        while lines := file.readlines(_BUFFER):
+            num_quotes = b"".join(lines).count(b'"')
+            while num_quotes % 2:  # a line break in the last cell
+                lines.append(file.readline())
+                if not lines[-1]:
                     raise EOFError
-                line += more
-            yield line
+                num_quotes += lines[-1].count(b'"')
+            yield _LINE.findall(b"".join(lines)) if num_quotes else lines
 
 
-def _rows_of(lines: Iterable[bytes]) -> Iterator[ImageRow]:
-    for cells in csv.reader(line.decode("utf-8", "surrogateescape") for line in lines):
-        yield ImageRow(*cells)
+def _trained_in(lines: Iterable[bytes]) -> list[bytes]:
+    """The digests of the training images among the rows, b"" of an image that was not read."""
+    return [line[line.rfind(b",") + 1 : -1] for line in lines if line.startswith(b"train,")]
 
 
 @dataclass
 class ImagesAtHand:
-    """The images of some splits, and the SHA-256 of each, `_UNREAD` of one that was not read."""
+    """The images of some splits, and the SHA-256 of each: uint8 (N, 32), zeros for one that was not read."""
 
     splits: Mapping[str, Samples]
-    content: bytearray
+    content: np.ndarray
+
+    @property
+    def known(self) -> int:
+        """The number of images that were read."""
+        return int(np.count_nonzero(self.content.any(1)))
 
     def rows(self) -> Iterator[ImageRow]:
-        index = 0
+        digests = self._digests()
         for split, samples in self.splits.items():
             names = names_of_labels(samples, len(samples.class_counts(0)))
             labels: Iterable[str] = (name_of_target(target, names) for target in samples.targets)
             if not is_multi_hot(samples.targets):
                 labels = map(names.__getitem__, samples.targets.tolist())
-            for path, label, group in zip(samples.paths, labels, samples.groups or repeat(""), strict=False):
-                digest = self.content[index : index + _BYTES]
-                yield ImageRow(split, path, label, group, "" if digest == _UNREAD else digest.hex())
-                index += _BYTES
+            cells = zip(repeat(split), samples.paths, labels, samples.groups or repeat(""), digests, strict=False)
+            yield from map(ImageRow._make, cells)
+
+    def _digests(self) -> Iterator[str]:
+        """In hexadecimal digits, '' of an image that was not read."""
+        for first in range(0, len(self.content), _CHUNK):
+            digits = self.content[first : first + _CHUNK].tobytes().hex()
+            for start in range(0, len(digits), len(_UNREAD)):
+                digest = digits[start : start + len(_UNREAD)]
+                yield "" if digest == _UNREAD else digest
+
+    def _select(self, is_selected: np.ndarray) -> "ImagesAtHand":
+        """is_selected: bool (N,)."""
+        splits = dict[str, Samples]()
+        first = 0
+        for split, samples in self.splits.items():
+            splits[split] = samples.select(np.flatnonzero(is_selected[first : first + len(samples)]))
+            first += len(samples)
+        return ImagesAtHand(splits, self.content[is_selected])
 
     def digest(self) -> str:
         """SHA-256 of the sorted lines 'sha256 split path label group'; 'partial: ...' if some have not been read."""
-        number = len(self.content) // _BYTES
-        known = np.count_nonzero(np.frombuffer(self.content, np.uint8).reshape(-1, _BYTES).any(1))
-        if known < number:
+        number = len(self.content)
+        if (known := self.known) < number:
             return f"partial: {known:,} of {number:,}"
         parts = 1 + number // _SORTED
-        lines = sha256()
-        separator = ""
-        for part in range(parts):  # by their first byte, so that a part of them is in memory
-            of_part = (row for row in self.rows() if int(row.sha256[:2], 16) * parts // 256 == part)
-            for line in sorted(" ".join((row.sha256, *row[:-1])) for row in of_part):
-                lines.update(f"{separator}{line}".encode("utf-8", "surrogateescape"))
-                separator = "\n"
-        return lines.hexdigest()
+        part_of = self.content[:, 0].astype(np.int64) * parts // 256  # so that a part of the lines is in memory
+        digest = sha256()
+        separator = b""
+        for part in range(parts):
+            rows = self._select(part_of == part).rows()
+            lines = sorted(
+                f"{row_digest} {split} {path} {label} {group}" for split, path, label, group, row_digest in rows
+            )
+            if lines:
+                digest.update(separator + "\n".join(lines).encode("utf-8", "surrogateescape"))
+                separator = b"\n"
+        return digest.hexdigest()
 
     def write(self, file: Path) -> None:
         """Raises OSError."""
-        with (
-            open_atomically(file, "wb") as opened,
-            gzip.GzipFile("", "wb", 6, opened, mtime=0) as packed,
-            io.TextIOWrapper(packed, encoding="utf-8", errors="surrogateescape", newline="") as text,
-        ):
-            rows = csv.writer(text, lineterminator="\n")
-            rows.writerow(ImageRow._fields)
-            rows.writerows(self.rows())
+        rows = self.rows()
+        part = [ImageRow(*ImageRow._fields)]
+        with open_atomically(file, "wb") as opened, gzip.GzipFile("", "wb", 1, opened, mtime=0) as packed:
+            while part:
+                packed.write(_csv_of(part).encode("utf-8", "surrogateescape"))
+                part = [*islice(rows, _CHUNK)]
+
+
+def _csv_of(rows: Sequence[ImageRow]) -> str:
+    """The writer of `csv`, which takes six times as long, quotes cells with one of its characters."""
+    text = "\n".join([",".join(row) for row in rows]) + "\n"
+    separators = len(rows) * (len(ImageRow._fields) - 1)
+    if text.count(",") == separators and text.count("\n") == len(rows) and '"' not in text and "\r" not in text:
+        return text
+    quoted = io.StringIO(newline="")
+    csv.writer(quoted, lineterminator="\n").writerows(rows)
+    return quoted.getvalue()
 
 
 def write_images(
@@ -151,25 +177,30 @@ def write_images(
     data: Data,
     context: ProcessContext,
     logger: RunLogger,
-) -> None:
+    written: int = -1,
+) -> int:
     """Writes `images.csv.gz` to the folder of a run, records its digest, and compares it; a collective call.
 
     weights: of this run or another one, whose folder may have such a file: images that were not read now have the hash
     of an earlier start of this run. Warnings name images that differ, if the run is evaluated or resumed (`is_same`),
     and images to evaluate that another run was trained on. Raises UserError: they do, with DATA.IMAGE_HASHES strict.
+    Returns the number of images that this start has read; nothing is done if it is `written`, of an earlier call.
     """
     if data.image_hashes == "none":
-        return
+        return 0
     hashes = [_gather(samples, context) for samples in splits.values()]
 
-    def write() -> None:
-        images = ImagesAtHand(splits, bytearray().join(rows.data for rows in hashes))
+    def write() -> int:
+        images = ImagesAtHand(splits, np.concatenate(hashes))
+        read = images.known
+        if read == written:
+            return read
         source = Path(weights).parent if weights and Path(weights).exists() else folder  # timm's are in none
         try:
             found = compare_images(_lines(source), images, data.rename, fills=source == folder)
         except _DAMAGES:
             found = Differences()
-            images = ImagesAtHand(splits, bytearray().join(rows.data for rows in hashes))
+            images = ImagesAtHand(splits, np.concatenate(hashes))
         problems = (found.texts() if is_same else []) + found.trained_on(images)
         for problem in problems:
             if data.image_hashes == "strict":
@@ -177,12 +208,14 @@ def write_images(
             logger.note(Note("warning", problem, misleads=True))
         logger.note(ImagesRead(images.digest()))
         try:
-            if len(images.content) <= MAX_ROWS * _BYTES:
+            if len(images.content) <= MAX_ROWS:
                 images.write(folder / IMAGES)
         except OSError as error:  # the run is more important
             logger.warn(f"{IMAGES} cannot be written: {error}")
+            return 0
+        return read
 
-    call_on_main(write, context)
+    return find_on_main(write, context)
 
 
 def _gather(samples: Samples, context: ProcessContext) -> np.ndarray:
@@ -199,8 +232,8 @@ def _gather(samples: Samples, context: ProcessContext) -> np.ndarray:
 class Differences:
     """How the images at hand differ from the ones of an earlier run.
 
-    number: of its images in their splits; common: those that are at hand. trained: contents of its training images
-    that images of other splits have now.
+    number: of its images in their splits; common: those that are at hand. trained: contents of its training images,
+    in hexadecimal digits, that images of other splits have now.
     """
 
     number: int = 0
@@ -208,7 +241,7 @@ class Differences:
     changed: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
-    trained: set[str] = field(default_factory=set)
+    trained: set[bytes] = field(default_factory=set)
 
     def texts(self) -> list[str]:
         """What differs; nothing for other data, which have less than half of the paths."""
@@ -221,21 +254,20 @@ class Differences:
         """Names the images outside the training split whose content a training image of the earlier run has."""
         if not self.trained:
             return []
-        seen = [row.path for row in images.rows() if row.split != "train" and row.sha256 in self.trained]
+        seen = [row.path for row in images.rows() if row.split != "train" and row.sha256.encode() in self.trained]
         text = f"the figures are too high: the weights were trained on the content of {len(seen)} image(s) to evaluate"
         return [f"{text} ({_named(seen)})"]
 
 
 def compare_images(
-    before: Iterable[bytes], images: ImagesAtHand, renames: Mapping[str, str] | None = None, fills: bool = False
+    before: Iterable[list[bytes]], images: ImagesAtHand, renames: Mapping[str, str] | None = None, fills: bool = False
 ) -> Differences:
     """Both are read once, side by side: the rows that wait for the other side are few where the order is the same.
 
-    before: lines of its file. renames: DATA.RENAME. fills: they are of this run: images that were not read now have the
-    content that they had; else `trained` is found.
+    before: lines of its file, many at a time. renames: DATA.RENAME. fills: they are of this run: images that were not
+    read now have the content that they had; else `trained` is found.
     """
     found = Differences()
-    content = memoryview(images.content)  # whose size stays
 
     def match(old: ImageRow, new: ImageRow, index: int) -> None:
         found.common += 1
@@ -244,13 +276,17 @@ def compare_images(
             label = " | ".join(new_names(label.split(" | "), renames))
         if label != new.label or (old.sha256 and new.sha256 not in ("", old.sha256)):
             found.changed.append(new.path)
-        if fills and not new.sha256:
-            content[index * _BYTES : (index + 1) * _BYTES] = bytes.fromhex(old.sha256) or _UNREAD
+        if fills and old.sha256 and not new.sha256:
+            images.content[index] = np.frombuffer(bytes.fromhex(old.sha256), np.uint8)
 
     waiting = dict[tuple[str, ...], ImageRow]()
     to_come = dict[tuple[str, ...], tuple[ImageRow, int]]()
     rows = _rows_of_splits(before, images, found, fills)
     for index, (old, new) in enumerate(zip_longest(rows, images.rows())):
+        if old == new:  # nearly all of a resumed run
+            found.number += 1
+            found.common += 1
+            continue
         if new:
             to_come[new[:2]] = (new, index)
             if earlier := waiting.pop(new[:2], None):
@@ -267,7 +303,7 @@ def compare_images(
 
 
 def _rows_of_splits(
-    before: Iterable[bytes], images: ImagesAtHand, found: Differences, is_own: bool
+    before: Iterable[list[bytes]], images: ImagesAtHand, found: Differences, is_own: bool
 ) -> Iterator[ImageRow]:
     """The rows of the splits at hand. Unless they are of this run, `found` gets the contents that were trained on."""
     splits = {*images.splits}
@@ -277,15 +313,16 @@ def _rows_of_splits(
     if not is_own:
         evaluated = {row.sha256.encode() for row in images.rows() if row.split != "train" and row.sha256}
 
-    def of_splits() -> Iterator[bytes]:
-        for line in before:
-            if line.startswith(_TRAIN) and line[_OF_DIGEST] in evaluated:
-                found.trained.add(line[_OF_DIGEST].decode())
-            if is_whole or line.startswith(begins):
-                yield line
-
-    for row in _rows_of(of_splits()):
-        yield row._replace(split="all") if is_whole else row
+    for lines in before:
+        if evaluated:
+            found.trained |= evaluated.intersection(_trained_in(lines))
+        wanted = b"".join([line for line in lines if is_whole or line.startswith(begins)])
+        text = wanted.decode("utf-8", "surrogateescape")
+        cells: Iterable[list[str]] = csv.reader(io.StringIO(text, newline=""))
+        if text and '"' not in text:
+            cells = (line.split(",") for line in text[:-1].split("\n"))
+        rows = map(ImageRow._make, cells)
+        yield from (row._replace(split="all") for row in rows) if is_whole else rows
 
 
 def _named(paths: Iterable[str]) -> str:

@@ -163,11 +163,10 @@ class ImagesTable(Observer):
 
     plan: Plan
     outputs: RunOutputs
-    is_due: bool = True
+    written: int = -1  # images that had been read
 
     def after_epoch(self, progress: EpochProgress, ends: bool) -> None:
-        if self.is_due:
-            self.is_due = False
+        if self.written < 0:
             found = self.plan.found
             self.write(found.path if found else self.plan.config.model.pretrained)
 
@@ -176,7 +175,8 @@ class ImagesTable(Observer):
         plan, outputs = self.plan, self.outputs
         is_same = plan.found is not None
         context = outputs.reporter.context
-        write_images(plan.splits, outputs.folder, weights, is_same, plan.config.data, context, outputs.logger)
+        data, logger = plan.config.data, outputs.logger
+        self.written = write_images(plan.splits, outputs.folder, weights, is_same, data, context, logger, self.written)
 
 
 _MAX_TIME_SHARE = 0.005  # of the evaluation files, and of the page

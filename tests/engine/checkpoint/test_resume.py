@@ -14,6 +14,7 @@ from conftest import (
     TINY_VIT,
     assert_same_run,
     assert_same_state,
+    images_of,
     noise_folder,
     only_run,
     run_here,
@@ -25,7 +26,6 @@ from conftest import (
 
 from datasets.decoding.images import BadImage
 from engine.checkpoint.files import LARGE, load_checkpoint
-from engine.evaluation.images import read_image_table
 from engine.run.record import read_run
 from engine.run.reporter import Reporter
 from engine.training.snapshot import SaveTrigger
@@ -210,7 +210,7 @@ def test_interrupted_run_resumes_bit_for_bit(
     assert status["checkpoint"] == str(interrupted / "last.pth")
     is_partial = status["facts"]["ImagesRead"]["digest"].startswith("partial: ")
     assert is_partial == (position[0] == 0)  # the first epoch and its evaluation read all images
-    assert any(row.sha256 for row in read_image_table(interrupted) if row.split == "train")
+    assert any(row.sha256 for row in images_of(interrupted) if row.split == "train")
     saved = states(interrupted)
     assert (saved["epoch"], saved["done_steps"]) == position
     # Open MPI kills a fourth of a second after SIGTERM: the run is still stopping, and a file is half written.

@@ -3,7 +3,7 @@
 import gzip
 import hashlib
 import shutil
-from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from conftest import (
     config_for,
     eval_loader_for,
     export_as,
+    images_of,
     log_of,
     only_run,
     read_result,
@@ -23,13 +24,14 @@ from conftest import (
     train,
 )
 
-from datasets.sources.samples import Samples
+from datasets.sources.samples import ImageFiles, Samples
+from datasets.sources.shared_arrays import to_arrays
 from engine.evaluation.images import (
     IMAGES,
     ImageRow,
     ImagesAtHand,
+    _lines,
     compare_images,
-    read_image_table,
     read_trained,
     write_images,
 )
@@ -80,7 +82,7 @@ def test_a_run_lists_the_files_that_it_has_read(argv, data, tmp_path):
     run = train([*argv, "TRAIN.MAX_STEPS=1"])
     assert digest_in(run) == "partial: 4 of 28"
     train([*argv, f"-resume={run}"], pictures=True)
-    rows = read_image_table(run)
+    rows = images_of(run)
     assert {(row.split, row.path): row.sha256 for row in rows} == {
         (split, str(file.relative_to(data / split))): hashlib.sha256(file.read_bytes()).hexdigest()
         for split in COUNTS
@@ -191,8 +193,13 @@ def test_weights_of_timm_are_of_no_folder(argv, tmp_path, monkeypatch):
     logger = RunLogger(CPU)
     for weights, number in (("timm", 0), (run / "best.pth", 1)):
         (tmp_path / "new").mkdir(exist_ok=True)
-        write_images({"val": samples}, tmp_path / "new", weights, False, data, CPU, logger)
+        known = write_images({"val": samples}, tmp_path / "new", weights, False, data, CPU, logger)
         assert len(logger.record.values["warnings"]) == number
+    (tmp_path / "new" / IMAGES).unlink()
+    for index, is_written in ((0, False), (1, True)):  # which has been read, and one more
+        samples.open(index, 3)
+        known = write_images({"val": samples}, tmp_path / "new", None, True, data, CPU, logger, known)
+        assert (tmp_path / "new" / IMAGES).exists() == is_written
 
 
 def rows_of_two_ranks(context, data: Path, folder: Path) -> None:
@@ -209,35 +216,36 @@ def rows_of_two_ranks(context, data: Path, folder: Path) -> None:
 def test_the_list_has_the_images_of_all_ranks(data, tmp_path, ranks):
     (tmp_path / "run").mkdir()
     ranks(2)(rows_of_two_ranks, data, tmp_path / "run")
-    found = {row.path: row.sha256 for row in read_image_table(tmp_path / "run")}
+    found = {row.path: row.sha256 for row in images_of(tmp_path / "run")}
     files = (data / "train").rglob("*.png")
     assert found == {str(f.relative_to(data / "train")): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
 
 
-class Listed(ImagesAtHand):
+def at_hand(rows: list[ImageRow]) -> ImagesAtHand:
     """Images of which only the rows are known."""
-
-    def __init__(self, rows: list[ImageRow]) -> None:
-        content = b"".join(bytes.fromhex(row.sha256) or bytes(32) for row in rows)
-        super().__init__(dict.fromkeys(row.split for row in rows), bytearray(content))
-        self.listed = rows
-
-    def rows(self) -> Iterator[ImageRow]:
-        return iter(self.listed)
+    splits = {}
+    for split, group in groupby(rows, key=lambda row: row.split):
+        _, paths, labels, groups, _ = zip(*group, strict=True)
+        names = sorted({*labels})
+        targets = np.array([names.index(label) for label in labels])
+        arrays = {**to_arrays(paths, "paths"), **to_arrays(groups, "groups"), "targets": targets}
+        splits[split] = ImageFiles(Path(), names, arrays)
+    content = b"".join(bytes.fromhex(row.sha256) or bytes(32) for row in rows)
+    return ImagesAtHand(splits, np.frombuffer(content, np.uint8).reshape(-1, 32).copy())
 
 
 def test_other_data_with_some_equal_names_are_no_difference():
     before = [ImageRow("train", f"{number}.jpg", "a", "", f"{number:064x}") for number in range(1, 11)]
     other = "f" * 64
 
-    def lines(rows: list[ImageRow]) -> list[bytes]:
-        return [f"{','.join(row)}\n".encode() for row in rows]
+    def lines(rows: list[ImageRow]) -> list[list[bytes]]:
+        return [[f"{','.join(row)}\n".encode() for row in rows]]
 
     def differences(now: list[ImageRow]) -> list[str]:
-        return compare_images(lines(before), Listed(now)).texts()
+        return compare_images(lines(before), at_hand(now)).texts()
 
     def trained_on(now: list[ImageRow], rows: list[ImageRow] = before) -> list[str]:
-        images = Listed(now)
+        images = at_hand(now)
         return compare_images(lines(rows), images).trained_on(images)
 
     assert not differences(before)
@@ -258,11 +266,24 @@ def test_the_digest_is_the_one_of_all_lines_in_any_number_of_parts(monkeypatch):
     generator = np.random.default_rng(0)
     rows = [ImageRow("train", f"{n}.jpg", "a, b", "", generator.bytes(32).hex()) for n in range(40)]
     rows += [row._replace(split="val") for row in rows[:9]]
-    assert Listed(rows).digest() == digest_of(rows)
+    assert at_hand(rows).digest() == digest_of(rows)
+
+
+def test_names_with_characters_of_csv_are_read_as_they_were_written(tmp_path):
+    names = ['a,"b"', "a\nb", "a\r\nb", '"', "\n\n", "\udcff", "a"]
+    rows = [
+        ImageRow(split, name, name, name, f"{n:064x}") for split in ("train", "val") for n, name in enumerate(names, 1)
+    ]
+    images = at_hand(rows)
+    for part in (rows, rows[:-1], rows[-1:]):
+        at_hand(part).write(tmp_path / IMAGES)
+        assert images_of(tmp_path) == part
+        assert read_trained(tmp_path, {rows[1].sha256.encode()})[1:] == (len(names) * (len(part) > 1),) * 2
+        found = compare_images(_lines(tmp_path), images)
+        assert (found.number, found.changed, found.missing) == (len(part), [], [])
 
 
 def test_a_damaged_list_is_none(tmp_path):
     for content in (b"", b"\x1f\x8b\x08\x00no", gzip.compress(b"a,b\nc\n"), gzip.compress(b"split\n" + b"x" * 10)):
         (tmp_path / IMAGES).write_bytes(content)
-        assert read_image_table(tmp_path) == []
         assert read_trained(tmp_path, set()) == (set(), 0, 0)

@@ -19,6 +19,7 @@ from conftest import (
     config_for,
     digits_flags,
     evaluate,
+    images_of,
     log_of,
     read_result,
     refused,
@@ -30,7 +31,6 @@ from conftest import (
 from PIL import Image
 
 from configs.command_line import parse_command_line
-from engine.evaluation.images import read_image_table
 from engine.features.probe import _features
 from engine.features.store import Extracted, Extraction
 from tests.datasets.sources.source_helpers import write_image
@@ -74,7 +74,7 @@ def test_the_result_is_a_full_model(probed, trained_digits, tmp_path):
     assert not (probed / "details/train_batch.png").exists()
     assert rows(probed)[0]["lr"] == ""
     assert len(read_json(probed / "run.json")["facts"]["ImagesRead"]["digest"]) == 64  # of all images
-    assert len({row.sha256 for row in read_image_table(probed)}) > 710
+    assert len({row.sha256 for row in images_of(probed)}) > 710
     model, backbone = (torch.load(folder / "best.pth")["model"] for folder in (probed, trained_digits()))
     with refused(r"MODEL\.TUNE.*probe.* new run: .*MODEL\.TUNE=lora"):
         run_here(f"-resume={probed}", "-opts", "MODEL.TUNE=lora", "EVAL.SUSPECTS=false")
