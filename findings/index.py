@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-PART = re.compile(r"(Subject|Behaviour|Expected|Why it matters|Instead|Last lines of a run)\b[^:]*: ?(.*)")
+PART = re.compile(r"\n# (Subject|Behaviour|Expected|Why it matters|Instead|Last lines of a run)\b[^:\n]*: ?")
 SUBJECTS = [
     "images and pixels",
     "DICOM, microscopes, satellites",
@@ -33,17 +33,9 @@ says `ok`, `CHANGED` (another behaviour than the head says), `not installed` (wh
 
 def read_head(script: Path) -> dict[str, str]:
     """The parts of the comment at the head of a script by name, as one line each; "Packages" is the first one."""
-    _, packages, *lines = script.read_text().partition("\nset -euo")[0].splitlines()
-    head = {"Packages": packages.removeprefix("# ")}
-    name = "Packages"
-    for line in lines:
-        part = PART.fullmatch(line.removeprefix("# "))
-        if part:
-            name = part[1]
-            head[name] = part[2]
-        elif line.startswith("#   "):
-            head[name] += " " + line.removeprefix("#   ")
-    return head
+    head = script.read_text().partition("\nset -euo")[0].replace("\n#   ", " ")
+    first, *parts = PART.split(head)
+    return {"Packages": first.partition("\n# ")[2], **dict(zip(parts[::2], parts[1::2], strict=True))}
 
 
 def table_of(subject: str, heads: dict[str, dict[str, str]]) -> list[str]:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # webdataset 1.0.2
 # Subject: shards and loaders
-# Behaviour: WebDataset() ends the key of a sample at the first dot of the file's name: cat.0.jpg, cat.1.jpg, ... are
-#   one sample `cat` with the parts `0.jpg`, `1.jpg`, ...; 80 images of two classes become two samples, without a
+# Behaviour: WebDataset() ends the key of a sample at the first dot of the file's name: cat.0.jpg and cat.1.jpg are
+#   one sample `cat` with the parts `0.jpg` and `1.jpg`; 80 images of two classes become two samples, without a
 #   message.
 # Expected: the key ends at the last dot, as in os.path.splitext, for one image per name; or an error.
 # Why it matters: Kaggle's Dogs vs. Cats names its images cat.0.jpg to dog.12499.jpg, others have a scale or a date

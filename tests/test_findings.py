@@ -22,12 +22,12 @@ def test_each_script_works_in_a_folder_of_its_own():
     for script, text in TEXTS.items():
         commands = [line for line in text.splitlines() if not line.startswith("#")]
         assert commands[:4] == OWN_FOLDER, script.name
-        assert not [line for line in commands[4:] if re.search(r"\b(rm|trap|mktemp)\b", line)], script.name
+        assert not re.search(r"\b(rm|rmtree|trap|mktemp)\b", "\n".join(commands[4:])), script.name
 
 
 def test_no_script_works_where_no_folder_can_be_made(tmp_path):
     (tmp_path / "kept.txt").write_text("kept")
-    environment = {**os.environ, "TMPDIR": "/no/such/dir", "PIP_NO_INDEX": "1"}
+    environment = os.environ | {"TMPDIR": "/no/such/dir", "PIP_NO_INDEX": "1"}
     ended = subprocess.run([next(iter(TEXTS))], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ended.returncode != 0 and "mktemp" in ended.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
@@ -42,10 +42,8 @@ def test_each_script_can_be_run_and_read():
 def test_each_script_pins_its_packages():
     for script, text in TEXTS.items():
         installations = re.findall(r"pip install (.*)", text.partition("set -euo")[2].replace("\\\n", " "))
-        assert installations, script.name
-        for installation in installations:
-            packages = [word for word in shlex.split(installation) if not word.startswith("-")]
-            assert packages and all(map(PINNED.fullmatch, packages)), f"{script.name}: {installation}"
+        packages = [word for word in shlex.split(" ".join(installations)) if not word.startswith("-")]
+        assert packages and all(map(PINNED.fullmatch, packages)), script.name
 
 
 def test_each_head_has_its_parts():
