@@ -89,7 +89,7 @@ def decide(command: Command, plan: EvaluationPlan) -> tuple[Decision, list[Note]
     chooses = command.runs and not command.prediction and not decided(decision)
     if not chooses:
         decision = with_thresholds(decision, config)
-    return decision, [*notes, *_describe(record.decision, decision, config), *more]
+    return decision, [*notes, *_describe(record.decision, decision), *more]
 
 
 def decided(decision: Decision) -> bool:
@@ -98,7 +98,7 @@ def decided(decision: Decision) -> bool:
     return has_point or decision.thresholds is not None or decision.temperature != 1
 
 
-def _describe(stored: Decision, used: Decision, config: Config) -> list[Note]:
+def _describe(stored: Decision, used: Decision) -> list[Note]:
     """Lines for the log."""
     notes = []
     if (point := used.point) and point.is_chosen:

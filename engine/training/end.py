@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.command_line import Command
@@ -105,24 +105,28 @@ def _record_training(trainer: Trainer) -> None:
 
 
 def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
-    """Evaluates the best checkpoint, of epoch `epoch`; a collective call. Returns the result on test images.
+    """The result on test images of the best checkpoint, of epoch `epoch`; None without some. A collective call.
 
-    Writes the evaluation files of the validation, unless the run has written them, and of the held-out test images if
-    there are any.
+    Writes the evaluation files of the test images, and of the validation unless the run has written them: with the
+    results of the epoch, which a run that is resumed after it does not have, so that it evaluates the checkpoint.
     """
     config, outputs, context, test = trainer.config, trainer.outputs, trainer.context, trainer.plan.test
     known = outputs.evaluation.values
+    kept = trainer.report.best  # on the main process
     is_known = known.get("epoch") == epoch and known.get("attention", NOT_DRAWN) != NOT_DRAWN
-    is_written = broadcast_object(is_known, context)
+    is_written, is_kept = broadcast_object((is_known, kept is not None and kept.epoch == epoch), context)
     if is_written and test is None:
         return None
     best = config.with_model(pretrained=str(outputs.folder / BEST), weights_entry=None)  # of the initial weights
     trainer.state.free()
     built = build_eval_model(best, context)
-    number = len(test or ()) + (0 if is_written else len(trainer.plan.val))
+    number = len(test or ()) + (0 if is_written or is_kept else len(trainer.plan.val))
     purpose = FEATURES if config.model.solves_head else EVALUATE
     trainer.logger.note(*speed_up(built.compute, config, built.evaluator.precision, number, purpose))
-    if not is_written:
+    if is_kept:
+        drawn = kept and replace(kept, model=built.compute)
+        call_on_main(lambda: trainer.report.update(drawn, now=True), context)
+    elif not is_written:
         trainer.logger.log(f"----- Evaluation of {BEST}, epoch {epoch}, for {outputs.evaluation.folder}")
         batches = trainer.session.val_batches
         metrics, results = built.evaluator.evaluate(built.compute, batches, trainer.trigger.after_last_batch)

@@ -68,7 +68,7 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     step = trial.step_seconds()
     evaluation, test = _time_evaluations(plan, trial.state, step, max_seconds / 2)
 
-    end = (1 + train.model_ema) * evaluation + test + _END_SECONDS  # the best weights, and the raw ones of an average
+    end = train.model_ema * evaluation + test + _END_SECONDS  # of an average, the raw weights are evaluated, too
     left = 60 * train.minutes - seconds_since_start() - start - end
     figures = f"{step:.3g} s per step, {evaluation:.3g} s per evaluation, {left:.0f} s for both"
     title = f"TRAIN.MINUTES {train.minutes:g}: {figures}: "
@@ -129,7 +129,7 @@ class NextPlans(Observer):
         assert train.minutes
         seconds = 60 * train.minutes
         epoch = steps + evaluation / plan.config.validate_freq
-        evaluations = 2 + train.model_ema + len(plan.test or ()) / len(plan.val)  # after this epoch, and at the end
+        evaluations = 1 + train.model_ema + len(plan.test or ()) / len(plan.val)  # after this epoch, and at the end
         before = self._position.clock.earlier_seconds + seconds_since_start()
         left = seconds - before - evaluations * evaluation - _END_SECONDS
         missed = abs(left - (num_epochs - done) * epoch)

@@ -187,13 +187,13 @@ class RunReport(Observer):
     """Keeps the evaluation files of the best epoch, and `report.html`, up to date in at most 1% of the run's time.
 
     `update()` is called after the checkpoint of an epoch, and `update(now=True)` when the final state is recorded; the
-    main process alone writes. The end of the run evaluates `best.pth` if there was no time for its files. A file that
-    cannot be written, for example on a full disk, gives a line in the log and never ends the run.
+    main process alone writes. If there is no time for the files of the best epoch, `best` has its results until the end
+    of the run. A file that cannot be written, as on a full disk, gives a line in the log and never ends the run.
     """
 
     def __init__(self, outputs: RunOutputs, config: Config, horizon: Horizon) -> None:
         self.outputs, self.config, self.horizon = outputs, config, horizon
-        self._best: Evaluated | None = None
+        self.best: Evaluated | None = None  # whose files are not written, without its model
         self._is_end = False
         self._failed = list[Callable[[], None]]()
         self.has_page = False  # of the latest state
@@ -223,7 +223,7 @@ class RunReport(Observer):
         writes them. now: writes them in any case, but not the page of an evaluation, which the final state follows.
         """
         if evaluated and evaluated.is_best:
-            self._best = evaluated
+            self.best = evaluated
         self._is_end = now
         for write, next_time in self._next_time.items():
             started = time.monotonic()
@@ -238,13 +238,13 @@ class RunReport(Observer):
                 self._failed.append(write)
             finished = time.monotonic()
             self._next_time[write] = finished + (finished - started) / _MAX_TIME_SHARE
-        if self._best:
-            self._best = replace(self._best, model=None)
+        if self.best:
+            self.best = replace(self.best, model=None)
 
     def _write_evaluation(self) -> None:
-        best = self._best
+        best = self.best
         if best and best.results and (best.model or self._is_end):
-            self._best = None
+            self.best = None
             self.outputs.evaluation.write(best.metrics, best.results, best.model, epoch=best.epoch, split="val")
 
     def _write_page(self) -> None:

@@ -200,7 +200,8 @@ class Trainer:
         self.position.progress = self.state.new_progress(epochs_done)
         if is_best or ends or self._is_due(epochs_done, self.config.save_freq):
             self._save(is_best)
-        call_on_main(lambda: self.report.update(evaluated), self.context)
+        draws = ends and is_best and not self.state.strategy.is_sharded  # while the best weights are in memory
+        call_on_main(lambda: self.report.update(evaluated, now=draws), self.context)
         return not ends
 
     def _save_before_evaluation(self) -> None:

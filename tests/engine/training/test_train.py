@@ -25,6 +25,7 @@ from conftest import (
 )
 
 from engine.checkpoint.files import load_checkpoint
+from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.session import build_eval_model
 from engine.report.contents import read_contents
 from engine.run.record import read_run
@@ -77,9 +78,14 @@ def test_one_class_is_a_warning_of_training_and_of_validation_and_an_area_has_a_
     assert read_result(folder)["epoch"]
 
 
-@pytest.mark.parametrize("option", ["TRAIN.MODEL_EMA=true", "MODEL.TUNE=lora"])
-def test_trained_weights_and_moments_are_freed_before_the_best_model_is_built(option, digits_argv, monkeypatch):
+@pytest.mark.parametrize("option, evaluations", [("TRAIN.MODEL_EMA=true", 3), ("MODEL.TUNE=lora", 2)])
+def test_the_best_epoch_is_evaluated_once_and_its_model_is_built_after_the_trained_one_is_freed(
+    option, evaluations, digits_argv, monkeypatch
+):
+    """The weights never change: the first epoch is the best. Raw weights beside an average are evaluated at the end."""
     left = []
+    evaluated = []
+    evaluate = Evaluator.evaluate
 
     def build(*arguments):
         for _ in range(50):  # the thread that has written the checkpoint may drop its content a moment later
@@ -88,10 +94,13 @@ def test_trained_weights_and_moments_are_freed_before_the_best_model_is_built(op
         return build_eval_model(*arguments)
 
     monkeypatch.setattr("engine.training.end.build_eval_model", build)
+    monkeypatch.setattr(Evaluator, "evaluate", lambda *given: evaluated.append(1) or evaluate(*given))
     before = tensor_bytes_in_memory()
-    folder = train([*digits_argv, "MODEL.EMBED_DIM=128", "TRAIN.NUM_EPOCHS=1", option])
+    constant = ["TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0", "TRAIN.NUM_EPOCHS=2"]
+    folder = train([*digits_argv, "MODEL.EMBED_DIM=128", *constant, option])
     assert min(left) - before < tensor_bytes(states(folder)["model"]) / 4
-    assert read_result(folder)["finished"]
+    assert (read_result(folder)["epoch"], len(evaluated)) == (1, evaluations)
+    assert read_json(folder / "evaluation/summary.json")["top1"] == read_result(folder)["top1"]
 
 
 # TRAIN.PATIENCE

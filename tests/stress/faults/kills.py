@@ -21,7 +21,6 @@ from faults.scene import Provoke, Scene
 _SECONDS = 60.0  # until all processes have ended: 10 on idle cores, 20 after the kill of a rank; TIMEOUT_SECONDS is 120
 _STEP = "engine.training.step:forward_backward:0.3"
 _WRITE = "utils.files:_Writer.write:0.01"  # the temporary file exists
-_EVALUATION = "engine.training.snapshot:SaveTrigger.after_last_batch:0.3"
 _FORWARD = "engine.evaluation.evaluate:Evaluator.forward:0.3"
 # By phase: the functions that are slow, and the seconds of each call. The signal comes in the last one.
 _PHASES = {
@@ -29,8 +28,7 @@ _PHASES = {
     "first step": _STEP,
     "save": _WRITE,
     "validation": "engine.training.trainer:Trainer.after_eval_batch:0.3",
-    "last evaluation": _EVALUATION,
-    "held-out test": f"{_EVALUATION} engine.training.end:_evaluate_test:0.1",
+    "held-out test": "engine.training.snapshot:SaveTrigger.after_last_batch:0.3",
     "page": "engine.training.end:end_of:2",
 }
 _SCRIPTS = {
@@ -44,7 +42,7 @@ _ENDS = ("Ctrl-C", "SIGTERM")  # in order
 
 def quick_kill_faults() -> list[Fault]:
     """SIGTERM in the evaluations of two ranks, without the second run."""
-    phases = ("validation", "last evaluation", "held-out test")
+    phases = ("validation", "held-out test")
     faults = [_of_training(phase, "SIGTERM", 2) for phase in phases]
     return [replace(fault, name=f"{fault.name}, once", check=None) for fault in faults]
 
