@@ -8,13 +8,12 @@ from pathlib import Path
 from configs.schema import Data
 from configs.schema.data import properties_of
 from datasets.sources.folders.class_folders import FoundFiles, has_class_folders
-from datasets.sources.folders.labels import by_split, without_masks
+from datasets.sources.folders.labels import by_split, folders_of_split, without_masks
 from datasets.sources.formats import refuse_format
-from datasets.sources.listed.lists import METADATA, table_file
 from datasets.sources.listed.parquet import parquet_files
 from datasets.sources.path_words import of_level, split_of_images
 from datasets.sources.source import source_class
-from datasets.sources.tables.files import PARQUET, TABLE_SUFFIXES
+from datasets.sources.tables.files import METADATA, PARQUET, TABLE_SUFFIXES, table_file
 from datasets.sources.tables.joins import is_camera_package
 from utils.distributed import ProcessContext, find_on_main
 from utils.errors import UserError
@@ -79,12 +78,19 @@ def _roles_of(data: Data, dataset: str) -> dict[str, str | None]:
     if dataset != "folder":
         return {"groups": levels["group"]} if "group" in levels else {}
     split = -1
+    folder = ""
     if levels and not data.class_folders:
-        split, _ = by_split(root, without_masks(FoundFiles(root).all_images())[0])
+        split, of_splits = by_split(root, without_masks(FoundFiles(root).all_images())[0])
+        names = [folders_of_split(paths, split)[split:] for paths in of_splits.values()]
+        folder = "[^/]+/"
+        if [] in names:  # train has none
+            folder = f"(?:(?:{'|'.join(re.escape(*name) for name in names if name)})/)?"
     found = dict[str, str | None]()
     for role, number in levels.items():
-        level = number if 0 <= split < number else number - 1
-        found[{"label": "labels", "group": "groups"}[role]] = of_level(level)
+        expression = of_level(number - 1)
+        if 0 <= split < number:
+            expression = f"^{'[^/]+/' * split}{folder}{of_level(number - 1 - split)[1:]}"
+        found[{"label": "labels", "group": "groups"}[role]] = expression
     return found
 
 

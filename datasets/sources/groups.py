@@ -23,7 +23,8 @@ from datasets.sources.rows import Rows
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
 from datasets.sources.source import Wanted
-from datasets.sources.tables.columns import find_layout
+from datasets.sources.tables.cells import Columns
+from datasets.sources.tables.columns import find_layout, likely_columns
 from datasets.sources.tables.files import Table, open_table
 from datasets.sources.tables.joins import open_for
 from datasets.sources.tables.rows import table_rows
@@ -231,7 +232,11 @@ def _find_groups(listing: ImageFiles, data: Data, given: str) -> StringPacker:
         columns = table.header
         if given in columns:
             changes = {**data.given_columns, "label": given, "cells": {}}
-            return _groups_in(listing, table, data.image_root or "", changes, data)
+            return _groups_in(listing, table, data.image_root, changes, data)
+    beside = None if listing.file else _table_beside(listing, data, given)
+    if beside:
+        table, changes = beside
+        return _groups_in(listing, table, None, changes, data)
     if "(" in given:
         if problem := problem_of_expression(given):
             raise UserError(f"DATA.GROUPS {problem}")
@@ -245,8 +250,19 @@ def _find_groups(listing: ImageFiles, data: Data, given: str) -> StringPacker:
     raise UserError(f"DATA.GROUPS {given} is unknown in {place}{did_you_mean(given, columns) or fix}")
 
 
+def _table_beside(listing: ImageFiles, data: Data, column: str) -> tuple[Table, Columns] | None:
+    """The first table beside class folders that names images and has a column; with DATA.COLUMNS of the groups."""
+    for folder in dict.fromkeys((Path(data.data_path), listing.root)):
+        for file in sorted(folder.glob("*.[ct]sv")):
+            table = open_for(file, data)
+            found, _ = likely_columns(table, names=[column]) if column in table.header else ([], False)
+            if found:
+                return table, {"path": found[0]["path"], "label": column}
+    return None
+
+
 def _groups_in(
-    listing: ImageFiles, table: Table, root: str | Path, columns: Mapping[Any, Any], data: Data
+    listing: ImageFiles, table: Table, root: str | None, columns: Mapping[Any, Any], data: Data
 ) -> StringPacker:
     """The group of each image in a table with these columns; '' without one. root: as DATA.IMAGE_ROOT.
 

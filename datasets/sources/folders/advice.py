@@ -20,15 +20,14 @@ from datasets.sources.class_names import list_names
 from datasets.sources.folders.class_folders import FoundFiles, Levels
 from datasets.sources.folders.labels import by_split, is_mask, without_masks
 from datasets.sources.groups import FEWEST, IDENTIFIER, case_folders
-from datasets.sources.listed.lists import table_file
 from datasets.sources.listing import list_directory
-from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, label_in, of_level, word_in
+from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, label_in, of_level, split_of, word_in
 from datasets.sources.question import PLACEHOLDER, Answer, Question, with_columns, without_empty, words_of
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, to_nfc
 from datasets.sources.tables.cells import Columns
 from datasets.sources.tables.columns import likely_columns
-from datasets.sources.tables.files import IS_WORKBOOK, TABLE_SUFFIXES, WORKBOOK, open_table
+from datasets.sources.tables.files import IS_WORKBOOK, TABLE_SUFFIXES, WORKBOOK, open_table, table_file
 from datasets.sources.tables.joins import TWO_TABLES
 from utils.errors import UserError
 from utils.files import open_regular_file
@@ -267,7 +266,9 @@ def unclear(given: Path, root: Path, problem: str) -> UserError:
         if in_paths:
             answers = in_paths
             ways = [_describe_labels(in_paths)]
-    advice = "; or ".join(ways) or _other_data(root, images)
+    if not ways:
+        ways, answers = _other_data(root, images)
+    advice = "; or ".join(ways)
     if len(names) > 1 and not (trainings or {*map(str.lower, names)} <= SPLIT_WORDS.keys()):
         classes = _folders(given, class_folders=True, groups=case_folders(images, 0, FEWEST))
         if classes.is_read:
@@ -350,8 +351,8 @@ def notes_on_lists(root: Path, listing: ImageFiles) -> list[Note]:
     return notes
 
 
-def _other_data(root: Path, images: Sequence[str]) -> str:
-    """The lists that are not read, and a way to read well-known data."""
+def _other_data(root: Path, images: Sequence[str]) -> tuple[list[str], list[Answer]]:
+    """The lists that are not read, and a way to read well-known data; the answer that reads one of them."""
     stems = set(map(_stem, images))
     lists = [path for path in files_beside(root) if names_images(path, stems) or re.search(WORKBOOK, path.name)]
     lists = lists or [*islice(root.rglob("*.json"), 1)]  # of a single image
@@ -360,12 +361,17 @@ def _other_data(root: Path, images: Sequence[str]) -> str:
         "-dataset=torchvision/NAME reads public data sets"
     )
     if not lists:
-        return fix
+        return [fix], []
     names = ", ".join(map(str, lists[:_MAX_SHOWN]))
-    way = f"-dataset=csv -data_path={quote(str(lists[0]))}"
+    answer = _folders(lists[0], dataset="csv")
+    way = f"-dataset=csv {_path(answer)}"
     if lists[0].suffix.lower() not in TABLE_SUFFIXES:
         way = "docs/data.md#labels-in-json makes a table of JSON, or save a workbook as CSV"
-    return f"not read: {names}; if the labels are in it, {way}; else {fix}"
+    elif answer.is_read and any(map(os.path.isfile, answer.labels)):
+        return [f"not read: {names}; if the labels are in it, {way}; else {fix}"], [answer]
+    else:
+        way = "name its columns and the folder of its images (DATA.COLUMNS, DATA.IMAGE_ROOT)"
+    return [f"not read: {names}; if the labels are in it, {way}; else {fix}"], []
 
 
 def _labels_in_paths(root: Path) -> list[Answer]:
@@ -379,6 +385,8 @@ def _labels_in_paths(root: Path) -> list[Answer]:
         level, of_split = by_split(root, paths)
     except UserError:
         return []
+    if {"train", "test"} <= {split_of(os.path.basename(path)) for path in paths}:
+        return []  # which only a table can read
     used = of_split["train"] + of_split.get("val", [])
     found = list[Answer]()
     for expression, of_labels in _expressions(used, level):

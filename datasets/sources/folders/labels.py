@@ -27,13 +27,18 @@ def by_split(root: Path, paths: Sequence[str]) -> tuple[int, dict[str, list[str]
     """The level of folders that are splits, and the paths of each: {train,test1}/cat.0.jpg, cat/{train,val}/0.jpg.
 
     It is the first level at which a folder has the word of a split; 'none': of images without labels. Without such a
-    level, all images are of 'train', and it is -1.
+    level, all images are of 'train', and it is -1. Train may have no folder at the level: {a,b}/0.jpg test/{a,b}/0.jpg.
     Raises UserError: not all folders of the level have such a word, or two have the same one, or none is train.
     """
     for level, names in enumerate(zip_longest(*(path.split("/")[:-1] for path in paths), fillvalue="")):
         words = {name: word_in(name) or "" for name in dict.fromkeys(names)}
         if any(words.values()):
-            if not all(words.values()) or len(set(words.values())) < len(words) or "train" not in words.values():
+            named = [word for word in words.values() if word]
+            bare = {name for name, word in words.items() if not word}
+            inner = {path.split("/")[level + 1] for path in paths if path.count("/") > level + 1}
+            if "train" not in named and (bare & inner or bare == {""}):
+                words.update(dict.fromkeys(bare, "train"))
+            if not all(words.values()) or len({*named}) < len(named) or "train" not in words.values():
                 shown = list_names(sorted(words.keys() - {""}), _MAX_SHOWN)
                 fix = "give the folder of one as -data_path, or name them so; if none is a split:"
                 raise UserError(
@@ -45,6 +50,12 @@ def by_split(root: Path, paths: Sequence[str]) -> tuple[int, dict[str, list[str]
                 found[words[name]].append(path)
             return level, found
     return -1, {"train": [*paths]}
+
+
+def folders_of_split(paths: Sequence[str], level: int) -> list[str]:
+    """The folders up to the one of a split, by its first path; without this one, if train has none at the level."""
+    outer = paths[0].split("/")[: level + 1]
+    return outer if outer and word_in(outer[-1]) else outer[:-1]
 
 
 def note_on_splits(root: Path, folders: Mapping[str, Path], unread: Sequence[str]) -> Note:
@@ -74,8 +85,9 @@ class LabelledPaths(Table):
         self._paths_of = {"train": paths}
         if not data.class_folders:
             level, self._paths_of = by_split(self.root, paths)
-        first = {split: of_split[0].split("/") for split, of_split in self._paths_of.items()}
-        self.folders = {split: self.root.joinpath(*parts[: level + 1]) for split, parts in first.items()}
+        self.folders = {
+            split: self.root.joinpath(*folders_of_split(paths, level)) for split, paths in self._paths_of.items()
+        }
         self.test = self.folders.get("test")
         train, test = (self._labels_of(split, labels) for split in ("train", "test"))
         unread = ["none"] if test & train else ["none", "test"]

@@ -19,7 +19,7 @@ from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.sources.class_names import list_names, positions
 from datasets.sources.groups import suggest_groups
-from datasets.sources.listing import list_directory, name_like
+from datasets.sources.listing import name_like
 from datasets.sources.path_words import SPLIT_NAMES, word_in
 from datasets.sources.question import Question, with_columns, without_empty
 from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arrays, spread
@@ -28,7 +28,16 @@ from datasets.sources.source import Source, Wanted, without_labels
 from datasets.sources.split import History, count_known
 from datasets.sources.tables.cells import UNKNOWN_MARK, multi_hot
 from datasets.sources.tables.columns import find_layout
-from datasets.sources.tables.files import FOLDERS, LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList, read_lines
+from datasets.sources.tables.files import (
+    FOLDERS,
+    LABEL_DIGITS,
+    METADATA,
+    TABLE_SUFFIXES,
+    Table,
+    TextList,
+    read_lines,
+    table_file,
+)
 from datasets.sources.tables.joins import open_for
 from datasets.sources.tables.places import mend
 from datasets.sources.tables.rows import TableRows, table_rows
@@ -39,7 +48,6 @@ _WHOLE_NUMBER = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")  # also 3.0, as pandas w
 _NUMBERS = re.compile(r"[\[( ]*\d+([\s,;|]+\d+)+[\]) ]*")  # several in a target
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")  # float() reads the names nan and inf, too
 _NO_LABEL = re.compile(r"(?i)(no|without)[ _-](findings?|labels?|disease)|none|nothing|normal|healthy|negative")
-METADATA = ("metadata.csv", "metadata.jsonl", "_classes.csv")  # of Hugging Face's imagefolder, and of Roboflow
 
 
 @dataclass(eq=False)
@@ -107,9 +115,14 @@ class Tables(Source):
         layout = find_layout(tables[whole], self.data)
         splits = {*layout.split_of.values()}
         if "val" in tables:  # of train.csv, rows of val and test are not trained on
+            file = tables[whole].file
+            if layout.split == FOLDERS and "test" in splits:
+                answer = with_columns(self.data, {"split": None})
+                text = f"images of train are in folders of test; if they are for training, -opts {answer.options}"
+                raise Question(f"{file}: {text}; else remove their rows", [answer])
             if "val" in splits and layout.split != FOLDERS:
                 text = f"rows of val in column {layout.split} are not read, beside {tables['val'].file}"
-                tables[whole].notes.append(Note("screen", f"{tables[whole].file}: {text}"))
+                tables[whole].notes.append(Note("screen", f"{file}: {text}"))
             splits = splits - {"val"} if layout.split != FOLDERS else set()
         if splits:
             del parts[whole]
@@ -163,27 +176,6 @@ class Lists(Tables):
             raise Unavailable(f"{root}: {problem}; give class folders, {needed} (-data_path)")
         files = {split: root / f"{split}_list.txt" for split in ("train", "val", "test")}
         return {split: TextList(file) for split, file in files.items() if split != "test" or file.exists()}
-
-
-def table_file(root: Path, split: str) -> Path:
-    """The table of a split, by its name: val.csv rather than valid.csv, valid/metadata.csv; it may not exist.
-
-    Raises UserError: several, none of which is named `split`.
-    """
-    stems = set()
-    with suppress(OSError):
-        folders, files = list_directory(root)
-        stems = {name.removesuffix(".csv") for name in (*folders, *files)}
-    named = sorted(name for name in stems if SPLIT_NAMES.get(name.lower()) == split)
-    for ending in (".csv", *(f"/{name}" for name in METADATA)):
-        names = [name for name in named if Path(f"{root}/{name}{ending}").exists()]
-        if split in names:
-            names = [split]
-        if len(names) > 1:
-            raise UserError(f"{root}: {' and '.join(map(shorten, names))}: which one is {split}? Rename it {split}")
-        if names:
-            return Path(f"{root}/{names[0]}{ending}")
-    return root / f"{split}.csv"
 
 
 def read_table(part: TableSplit, train_part: TableSplit, wanted: Wanted) -> ImageFiles:

@@ -140,14 +140,22 @@ def _columns_in(value: Any) -> list[str]:
 
 
 def _values_of(table: Table, path: str = "", places: Places | None = None) -> dict[str, set[str]]:
-    """The values of each column, all if they are few, and with `places` of `FOLDERS`. path: the column of paths."""
+    """The values of each column, all if they are few, and with `places` of `FOLDERS`, the first level of folders which
+    are all words of splits. path: the column of paths.
+    """
     values: dict[str, set[str]] = {name: set() for name in (*table.header, FOLDERS)}
+    levels = defaultdict[int, set[str]](set)
     for _, cells in table:
-        if places and len(values[FOLDERS]) <= 30:  # more are not compared
-            values[FOLDERS].add(places.first_folder(cells[path]))
+        for level, folder in enumerate(places.folders(cells[path]) if places else ()):
+            if len(levels[level]) <= 30:  # more are not compared
+                levels[level].add(folder)
         for name, text in cells.items():
             if len(values[name]) <= 30:
                 values[name].add(text)
+    for level, folders in levels.items():
+        if places and not values[FOLDERS] and len({*_splits_of(FOLDERS, folders).values()}) > 1:
+            values[FOLDERS] = folders
+            places.level = level
     return values
 
 
@@ -348,8 +356,11 @@ def _parts_of(values: Iterable[str]) -> dict[str, list[str]]:
 def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:
     """The split of each value, in lower case; empty if they are not of splits."""
     lower = {value.lower() for value in values}
-    if lower <= SPLIT_WORDS.keys():
-        return {value: SPLIT_WORDS[value] for value in lower}
+    split_of = {value: SPLIT_WORDS[value] for value in lower & SPLIT_WORDS.keys()}
+    if name == FOLDERS and "" in lower and "train" not in split_of.values():
+        split_of[""] = "train"  # beside val/ and test/
+    if len(split_of) == len(lower):
+        return split_of
     flag = _SPLIT_FLAG.fullmatch(_plain(name))
     if not (flag and are_cells(lower)):
         return {}

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 from zipfile import is_zipfile
 
+from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS
 from datasets.sources.class_names import list_names
-from datasets.sources.listing import name_like
+from datasets.sources.listing import list_directory, name_like
+from datasets.sources.path_words import SPLIT_NAMES
 from datasets.sources.tables.cells import UNKNOWN_MARK, UNREAD, CellValues
 from datasets.sources.tables.places import Places
 from utils.errors import UserError, error_from
@@ -27,10 +29,11 @@ from utils.notes import Note
 
 TEXT_LIST, JSON_LINES, PARQUET = ".txt", ".jsonl", ".parquet"
 TABLE_SUFFIXES = (".csv", ".tsv", JSON_LINES, TEXT_LIST, PARQUET)
+METADATA = ("metadata.csv", "metadata.jsonl", "_classes.csv")  # of Hugging Face's imagefolder, and of Roboflow
 WORKBOOK = r"(?i)\.(xlsx|xls|ods)$"  # the end of its name
 IS_WORKBOOK = "is a workbook, which is not read: save it as CSV"
 LABEL_DIGITS = 6  # a longer label is a typing error, and would create as many classes
-FOLDERS = "the first folders of the paths"  # in place of a column of splits
+FOLDERS = "a folder of the paths"  # in place of a column of splits
 _SEPARATORS = ",;\t|"  # spreadsheets write semicolons where the comma is the decimal sign
 _INVISIBLE = " \u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # of web pages and spreadsheets
 _COMMENT = re.compile(r"#(?!\S+\.\w+( +\d+)?$)")
@@ -70,7 +73,7 @@ class Layout:
 
     def split_in(self, cells: Cells, places: Places) -> str:
         """The split of a row of a table with splits. places: of its images."""
-        text = places.first_folder(cells[self.path]) if self.split == FOLDERS else cells[self.split or ""]
+        text = places.folders(cells[self.path])[places.level] if self.split == FOLDERS else cells[self.split or ""]
         return self.split_of[text.lower()]
 
     def leaves_out(self, cells: Cells) -> bool:
@@ -166,6 +169,27 @@ def _find_encoding(file: Path, given: str | None) -> str:
         f"{file}: is not text in {given or 'UTF-8'}; "
         "name its encoding, such as -opts DATA.ENCODING=cp1252; save a workbook as CSV"
     )
+
+
+def table_file(root: Path, split: str) -> Path:
+    """The table of a split, by its name: val.csv rather than valid.csv, valid/metadata.csv; it may not exist.
+
+    Raises UserError: several, none of which is named `split`.
+    """
+    stems = set()
+    with contextlib.suppress(OSError):
+        folders, files = list_directory(root)
+        stems = {name.removesuffix(".csv") for name in (*folders, *files)}
+    named = sorted(name for name in stems if SPLIT_NAMES.get(name.lower()) == split)
+    for ending in (".csv", *(f"/{name}" for name in METADATA)):
+        names = [name for name in named if Path(f"{root}/{name}{ending}").exists()]
+        if split in names:
+            names = [split]
+        if len(names) > 1:
+            raise UserError(f"{root}: {' and '.join(map(shorten, names))}: which one is {split}? Rename it {split}")
+        if names:
+            return Path(f"{root}/{names[0]}{ending}")
+    return root / f"{split}.csv"
 
 
 class CsvTable(Table):

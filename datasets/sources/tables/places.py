@@ -10,9 +10,9 @@ from typing import NamedTuple
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.listing import list_directory
-from datasets.sources.path_words import SPLIT_NAMES
 from utils.notes import Note
 
+_LEVELS = 4  # of folders, which may be splits
 ENDINGS = (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)
 
 
@@ -69,15 +69,13 @@ class Places:
         self._files: dict[str, dict[str, list[str]]] = {}  # of each folder, by the names that a table may give them
         self.notes = list[Note]()
         self.problem = ""  # of all paths
+        self.level = 0  # of the folders that are splits
         self.has_names = bool(own or by_name)  # other ones than the paths of the files
 
-    def first_folder(self, cell: str) -> str:
-        """The first folder in the name of an image, '' without one: 'train' of 'train/a/1.jpg'."""
-        name, file, _ = self.find(cell)
-        folder, _, inner = name.partition("/")
-        if name != file and self._own and folder.lower() not in SPLIT_NAMES:  # train/labels.csv with train/ and test/
-            folder, _, inner = file.partition("/")
-        return folder if inner else ""
+    def folders(self, cell: str) -> list[str]:
+        """The first folders of the file of an image, '' behind the last one: 'train' and 'a' of 'train/a/1.jpg'."""
+        *folders, _ = self.find(cell).file.split("/")
+        return [*folders, *[""] * _LEVELS][:_LEVELS]
 
     def find(self, cell: str) -> Place:
         if not cell or "\0" in cell:

@@ -13,11 +13,12 @@ from pathlib import Path
 import pandas
 import pytest
 import test_beside
+import test_camera_traps
 import test_known_sets
 import test_labels
 import test_tables
 from conftest import cells_of
-from source_helpers import COMMAND, names_of, options, read_splits, tree, typed
+from source_helpers import COMMAND, names_of, options, read_splits, tree, typed, write_table
 from test_trees import REFUSED, TRAINED
 
 from configs.yaml_io import parse_value
@@ -99,6 +100,9 @@ bricks | {2x4 3001,2x2 3003,1x1 3005}/@.png | | | | | .
 Dataset in splits | {train,val}/Dataset/{a,b}/@.jpg | | | | | .
 one folder of splits | ants/{train,val}/{a,b}/@.jpg | | | | | .
 one folder of classes | images/{banded,braided}/@.jpg | | | | | .
+Kaggle | train/@.jpg | train.csv | id,breed | {stem},{label} | | .
+numbers | @.png | labels.csv | image_path,target | {path},{value} | 5 1001 40000 | labels.csv
+lists beside | {a,b}/@.jpg | test_list.txt | | {stem} | | .
 """
 
 
@@ -136,6 +140,7 @@ def readings(root):
         ("tree", REFUSED),
         ("set", test_known_sets.TREES),
         ("labels", test_labels.ADVISED),
+        ("inner", test_beside.INNER),
     ):
         for name, parts, *_ in cells_of(rows)[1:]:
             yield (
@@ -152,6 +157,11 @@ def readings(root):
         (folder / table).parent.mkdir(exist_ok=True)
         test_beside.write_table(folder / table, header, row, test_beside.IMAGES[images])
         yield f"beside {name}", options(folder, dataset="folder")
+    for name, (images, tables, _) in test_camera_traps.FAR.items():
+        folder = tree(root / f"far {name}" / "R", *images)
+        for table, (header, row) in tables.items():
+            write_table(folder / table, [row(number) for number in range(40)], header)
+        yield f"far {name}", options(folder)
     columns = test_tables.COLUMNS | test_tables.UNCLEAR
     of_splits = {
         name: test_tables.TWO | {name.replace("_space_", " "): of[0]} for name, of in test_tables.OF_SPLITS.items()
@@ -199,7 +209,7 @@ def read(root, data):
     return facts_of(root, splits), " ".join(note.text for note in splits[0].notes if note.kind == "screen"), []
 
 
-NO_ANSWERS = "torchvision/NAME|VALUE|: NAME"  # a person fills them in
+NO_ANSWERS = 'torchvision/NAME|VALUE|: "?NAME'  # a person fills them in
 
 
 def lines_of(root):
@@ -218,6 +228,7 @@ def lines_of(root):
             assert not found or is_known or facts
             if facts or not is_known:
                 continue
+            assert answers, (name, words, text)
             answer = answers.pop(0)
             assert answer.options.strip() in words, (name, words, answer.options)
             assert found == facts_of(place, answer.rows.splits.values()), (name, words)

@@ -208,3 +208,11 @@ def test_shards_have_groups_of_all_images_or_none(tmp_path):
     samples = read.splits["val"]
     assert samples.groups is None
     assert samples.select(np.array([1])).groups is None
+
+
+def test_groups_of_class_folders_are_a_column_of_the_table_beside_them(tmp_path):
+    paths = [f"{label}/{number}.jpg" for label in "ab" for number in range(12)]
+    root = tree(tmp_path, *paths)
+    write_table(root / "people.csv", [f"{path},P{path[2:-4]}" for path in paths], "file,patient")
+    splits = read_splits(options(root, class_folders=True, groups="patient"))
+    assert sum(groups_apart(*splits)) == 12

@@ -158,14 +158,18 @@ seg_train/{a,b}/p{1,2,3}/x{1,2}.jpg | {label: 1, group: 2} | a b | 3
 p{1,2,3,4}/{a,b}/x{1,2}.jpg | {label: 2, group: 1} | a b | 4
 p{1,2,3,4}/{train,test}/{a,b}/x{1,2}.jpg | {label: 2, group: 1} | a b | 4
 {train,val}/{c/{c1,c2},d/{d1,d2}}/x{1,2}.jpg | {label: 2} | c1 c2 d1 d2 | 0
+{a,b}/x{1,2,3}.jpg {val,test}/{a,b}/x4.jpg | {label: 1} | a b | 0  # train without a folder
+{a,b}/p{1,2,3,4}/x{1,2}.jpg test_set/{a,b}/p5/x{1,2}.jpg | {label: 1, group: 2} | a b | 5
 """
 
 
 @each_row(LEVELS)
 def test_levels_of_folders_are_columns(tree_of, columns, classes, groups, tmp_path):
     """The level of splits has no number, so that the columns of a run fit its test data."""
-    splits = read_splits(options(tree(tmp_path / "R", tree_of), columns=parse_value(columns)))
+    splits = read_splits(options(tree(tmp_path / "R", *tree_of.split()), columns=parse_value(columns)))
     assert splits[0].class_names == classes.split()
+    assert (len(splits) == 3) == ("test" in tree_of)
+    assert not any("test" in str(path) for path in [*splits[0].paths, *splits[1].paths])
     for path, label in classes_of(*splits).items():
         assert f"/{label}/" in f"/{path}"
     assert len({group for one in splits for group in one.groups or ()}) == int(groups)

@@ -2,7 +2,7 @@
 
 import pytest
 from conftest import each_row, line_of, refused, told
-from source_helpers import classes_of, names_of, options, read_splits, tree, typed, write_table
+from source_helpers import classes_of, expand, names_of, options, read_splits, tree, typed, write_table
 
 NUMBERS = range(20)
 # The column, its values in turn, the images of train and val, of test; or the value of test that only a person knows
@@ -91,3 +91,41 @@ def test_the_way_to_folds_of_a_table_with_splits_joins_train_and_val(tmp_path):
     train, val, test = read_splits(advised)
     assert len(train) + len(val) == 17
     assert [*classes_of(test)] == ["5.png", "11.png", "17.png"]
+
+
+# The images, what the row of a path begins with, and the images of train with val, and of test
+PATHS = """
+images | before | image_root | trained | test
+{train,test}/{0,1,2,3}.png | | | 4 | 4
+{train,test}/{0,1,2,3}.png | e/ | .. | 4 | 4
+images/{train,test}/{0,1,2,3}.png | | | 4 | 4
+x/images/{train,valid,TEST}/{0,1,2,3}.png | | | 8 | 4
+{a,b}/{train,test}/{0,1,2,3}.png | | | 8 | 8
+{0,1,2,3}.png test/{0,1,2,3}.png | | | 4 | 4
+{a,b}/{0,1,2,3}.png {a,b}/test/{0,1}.png | | | 8 | 4
+{a,test}/{0,1,2,3}.png | | | 8 | 0
+"""
+
+
+@each_row(PATHS)
+def test_folders_of_test_in_the_paths_of_a_table(images, before, image_root, trained, test, tmp_path):
+    """A level of folders whose names are all words of splits is one, and an empty cell in it is train."""
+    root = tmp_path / "e"
+    paths = [path for one in images.split() for path in expand(one)]
+    tree(root, *paths)
+    write_table(root / "labels.csv", [f"{before}{path},{'xy'[int(path[-5]) % 2]}" for path in paths])
+    given = options(root / "labels.csv", **({"image_root": str(root.parent)} if image_root else {}))
+    first, second, *others = map(names_of, read_splits(given))
+    assert len(first + second) == int(trained)
+    assert [len(one) for one in others] == [int(test)] * (test != "0")
+    assert not [path for path in first + second if "test/" in path.lower() and int(test)]
+
+
+def test_images_in_a_folder_of_test_beside_a_table_of_val_are_a_question(tmp_path):
+    tree(tmp_path, "{train,test,val}/{0,1,2,3}.png")
+    for split, folders in (("train", ("train", "test")), ("val", ("val",))):
+        rows = [f"{folder}/{n}.png,{'xy'[n % 2]}" for folder in folders for n in range(4)]
+        write_table(tmp_path / f"{split}.csv", rows)
+    given = options(tmp_path)
+    (answer,) = typed(line_of(read_splits, given), given)
+    assert [*map(len, read_splits(answer))] == [8, 4]
