@@ -34,8 +34,9 @@ _SORTED = 200_000  # lines in memory
 _NAMED = 3
 _BUFFER = 2**20  # bytes
 _CHUNK = 4096  # rows
-_LINE = re.compile(rb'(?:[^"\n]++|"[^"]*+")*+\n')  # of CSV
-_UNREAD = "0" * 64  # in place of a SHA-256
+_LINE = re.compile(rb'(?:[^"\n]++|"[^"]*+")++')  # of CSV
+_DIGITS = 64  # of a SHA-256
+_UNREAD = "0" * _DIGITS
 _DAMAGES = (OSError, EOFError, ValueError, TypeError, ZlibError, csv.Error)  # of a file, also of none
 
 
@@ -60,7 +61,7 @@ def read_trained(folder: Path, digests: set[bytes]) -> tuple[set[bytes], int, in
             trained = _trained_in(lines)
             found |= digests.intersection(trained)
             number += len(trained)
-            known += len(trained) - trained.count(b"")
+            known += sum(b"," not in digest for digest in trained)
         return found, number, known
     return set(), 0, 0
 
@@ -70,24 +71,23 @@ def _lines(folder: Path) -> Iterator[list[bytes]]:
 
     Raises one of `_DAMAGES`, also after the last row.
     """
-    with (
-        open_regular_file(folder / IMAGES) as packed,
-        io.BufferedReader(gzip.GzipFile(fileobj=packed), _BUFFER) as file,
-    ):
-        next(file, b"")  # the header
-        while lines := file.readlines(_BUFFER):
-            num_quotes = b"".join(lines).count(b'"')
-            while num_quotes % 2:  # a line break in the last cell
-                lines.append(file.readline())
-                if not lines[-1]:
-                    raise EOFError
-                num_quotes += lines[-1].count(b'"')
-            yield _LINE.findall(b"".join(lines)) if num_quotes else lines
+    with open_regular_file(folder / IMAGES) as packed, gzip.GzipFile(fileobj=packed) as file:
+        file.readline()  # the header
+        while text := file.read(_BUFFER):
+            parts = [text]
+            num_quotes = text.count(b'"')
+            for line in file:  # up to the end of a row: a cell may have line breaks
+                parts.append(line)
+                num_quotes += line.count(b'"')
+                if num_quotes % 2 == 0:
+                    break
+            text = b"".join(parts)
+            yield _LINE.findall(text) if num_quotes else text.rstrip(b"\n").split(b"\n")
 
 
 def _trained_in(lines: Iterable[bytes]) -> list[bytes]:
-    """The digests of the training images among the rows, b"" of an image that was not read."""
-    return [line[line.rfind(b",") + 1 : -1] for line in lines if line.startswith(b"train,")]
+    """The digests of the training images among the rows; with a comma of an image that was not read."""
+    return [line[-_DIGITS:] for line in lines if line.startswith(b"train,")]
 
 
 @dataclass
@@ -116,8 +116,8 @@ class ImagesAtHand:
         """In hexadecimal digits, '' of an image that was not read."""
         for first in range(0, len(self.content), _CHUNK):
             digits = self.content[first : first + _CHUNK].tobytes().hex()
-            for start in range(0, len(digits), len(_UNREAD)):
-                digest = digits[start : start + len(_UNREAD)]
+            for start in range(0, len(digits), _DIGITS):
+                digest = digits[start : start + _DIGITS]
                 yield "" if digest == _UNREAD else digest
 
     def _select(self, is_selected: np.ndarray) -> "ImagesAtHand":
@@ -316,11 +316,10 @@ def _rows_of_splits(
     for lines in before:
         if evaluated:
             found.trained |= evaluated.intersection(_trained_in(lines))
-        wanted = b"".join([line for line in lines if is_whole or line.startswith(begins)])
-        text = wanted.decode("utf-8", "surrogateescape")
-        cells: Iterable[list[str]] = csv.reader(io.StringIO(text, newline=""))
-        if text and '"' not in text:
-            cells = (line.split(",") for line in text[:-1].split("\n"))
+        wanted = [line for line in lines if is_whole or line.startswith(begins)]
+        texts = [line.decode("utf-8", "surrogateescape") for line in wanted]
+        is_quoted = any('"' in text for text in texts)
+        cells = csv.reader(texts) if is_quoted else (text.split(",") for text in texts)
         rows = map(ImageRow._make, cells)
         yield from (row._replace(split="all") for row in rows) if is_whole else rows
 

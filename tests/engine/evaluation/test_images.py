@@ -239,7 +239,7 @@ def test_other_data_with_some_equal_names_are_no_difference():
     other = "f" * 64
 
     def lines(rows: list[ImageRow]) -> list[list[bytes]]:
-        return [[f"{','.join(row)}\n".encode() for row in rows]]
+        return [[",".join(row).encode() for row in rows]]
 
     def differences(now: list[ImageRow]) -> list[str]:
         return compare_images(lines(before), at_hand(now)).texts()
