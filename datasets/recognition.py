@@ -11,6 +11,7 @@ from datasets.sources.folders.class_folders import FoundFiles, has_class_folders
 from datasets.sources.folders.labels import by_split, folders_of_split, without_masks
 from datasets.sources.formats import refuse_format
 from datasets.sources.listed.parquet import parquet_files
+from datasets.sources.listing import paths_in
 from datasets.sources.path_words import of_level, split_of_images
 from datasets.sources.source import source_class
 from datasets.sources.tables.files import METADATA, PARQUET, TABLE_SUFFIXES, table_file
@@ -127,7 +128,7 @@ def _table_in(root: Path, data: Data) -> str | None:
         return "csv"
     if parquet_files(root):
         return "parquet"
-    if not train.is_file() or any(root.glob("*_list.txt")) or data.class_folders:
+    if not train.is_file() or paths_in(root, "*_list.txt") or data.class_folders:
         return None
     return "csv"
 
@@ -137,13 +138,13 @@ def _recognize_folders(data: Data) -> str:
     root = Path(data.data_path)
     has_lists = any(root.joinpath(f"{split}_list.txt").exists() for split in ("train", "val"))
     may_be_folder = properties_of(data.dataset).may_be_folder and not has_lists
-    return "folder" if may_be_folder and any(root.glob("[!.]*")) else data.dataset
+    return "folder" if may_be_folder and paths_in(root, "[!.]*") else data.dataset
 
 
 def _are_in_class_folders(root: Path) -> bool:
     """Whether class folders are in the folders of train, else of other splits and of all images, else in `root`."""
     found = defaultdict(list)
-    for path in root.glob("*/"):
+    for path in paths_in(root, "*/"):
         found[split_of_images(path.name)].append(path)
     found.pop(None, None)
     return any(map(has_class_folders, found["train"] or [*chain(*found.values())] or [root]))

@@ -17,6 +17,7 @@ from configs.schema import Data
 from configs.schema.data import problem_of_expression, properties_of
 from configs.yaml_io import format_value, shorten
 from datasets.sources.class_names import list_names
+from datasets.sources.listing import paths_in
 from datasets.sources.path_words import label_in, of_level
 from datasets.sources.question import words_of
 from datasets.sources.rows import Rows
@@ -253,7 +254,7 @@ def _find_groups(listing: ImageFiles, data: Data, given: str) -> StringPacker:
 def _table_beside(listing: ImageFiles, data: Data, column: str) -> tuple[Table, Columns] | None:
     """The first table beside class folders that names images and has a column; with DATA.COLUMNS of the groups."""
     for folder in dict.fromkeys((Path(data.data_path), listing.root)):
-        for file in sorted(folder.glob("*.[ct]sv")):
+        for file in paths_in(folder, "*.[ct]sv"):
             table = open_for(file, data)
             found, _ = likely_columns(table, names=[column]) if column in table.header else ([], False)
             if found:

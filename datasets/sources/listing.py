@@ -1,7 +1,7 @@
 """Folders are listed once in a start: which data set it is, its splits, and its samples are found in the same names."""
 
+import fnmatch
 import os
-import time
 from contextlib import suppress
 from functools import cache
 from itertools import chain, islice
@@ -10,7 +10,6 @@ from pathlib import Path
 from utils.errors import did_you_mean
 
 Names = tuple[list[str], list[str]]  # of the folders in a folder, and of its other files
-_SETTLED_SECONDS = 2  # a folder that has just changed may change again within the resolution of its time
 
 
 def list_directory(path: str | os.PathLike[str]) -> Names:
@@ -18,11 +17,18 @@ def list_directory(path: str | os.PathLike[str]) -> Names:
 
     An unchanged folder is not listed again until `forget_listings`. Raises OSError.
     """
-    changed = os.stat(path).st_mtime_ns
-    is_settled = time.time_ns() - changed > _SETTLED_SECONDS * 10**9
-    find = _joined_names if is_settled else _joined_names.__wrapped__
-    folders, files = (kind.split("\0") if kind else [] for kind in find(os.fspath(path), changed))
+    kinds = _joined_names(os.fspath(path), os.stat(path).st_mtime_ns)
+    folders, files = (kind.split("\0") if kind else [] for kind in kinds)
     return folders, files
+
+
+def paths_in(folder: Path, pattern: str) -> list[Path]:
+    """The sorted paths of `folder.glob(pattern)` without a listing; only folders if the pattern ends with a slash."""
+    names = list[str]()
+    with suppress(OSError):
+        folders, files = list_directory(folder)
+        names = folders if pattern.endswith("/") else sorted(folders + files)
+    return [folder / name for name in fnmatch.filter(names, pattern.removesuffix("/"))]
 
 
 def name_like(path: Path) -> str:

@@ -19,7 +19,7 @@ from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.sources.class_names import list_names, positions
 from datasets.sources.groups import suggest_groups
-from datasets.sources.listing import name_like
+from datasets.sources.listing import name_like, paths_in
 from datasets.sources.path_words import SPLIT_NAMES, word_in
 from datasets.sources.question import Question, with_columns, without_empty
 from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arrays, spread
@@ -95,7 +95,7 @@ class Tables(Source):
         if metadata and found.keys().isdisjoint(("train", "val")):
             found["all"] = metadata[0]
         if not found:
-            if not data.multi_label and any(root.glob("[!.]*/")):
+            if not data.multi_label and paths_in(root, "[!.]*/"):
                 more = " -opts DATA.IMAGE_ROOT=null" if data.image_root else ""
                 raise UserError(
                     f"{root}: has no table train.csv or val.csv; "
@@ -171,7 +171,7 @@ class Lists(Tables):
         needed = "a folder with train/ and val/, or with train_list.txt and val_list.txt"
         if root.is_file():
             raise UserError(f"{root}: is a file; give {needed}, or a table ({', '.join(TABLE_SUFFIXES)})")
-        if not any(root.glob("*")):  # perhaps a disk that is not mounted yet
+        if not paths_in(root, "*"):  # perhaps a disk that is not mounted yet
             problem = "is empty" if root.is_dir() else f"no such folder{name_like(root)}"
             raise Unavailable(f"{root}: {problem}; give class folders, {needed} (-data_path)")
         files = {split: root / f"{split}_list.txt" for split in ("train", "val", "test")}
@@ -309,7 +309,7 @@ def _notes_on_lists(table: Table) -> list[Note]:
     """A warning about lists of splits beside a table without splits, as test_list.txt; more than 20 are of images."""
     layout = table.layout
     root = table.file.parent
-    found = (*root.glob("*.txt"), *root.glob("*/*.txt"))
+    found = [file for folder in (root, *paths_in(root, "*/")) for file in paths_in(folder, "*.txt")]
     files = [file for file in found if word_in(file.stem) in SPLIT_NAMES and file != table.file]
     if not layout or layout.split or len(files) > 20:
         return []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from configs.schema import Data
 from configs.yaml_io import shorten
+from datasets.sources.listing import paths_in
 from datasets.sources.path_words import MASK, split_of, split_of_images, word_in
 from datasets.sources.question import with_columns
 from datasets.sources.samples import spread
@@ -99,7 +100,7 @@ def _at_any_depth(
     """The paths in the only folder that has them, or the only file of each name."""
     _, usable = _folders_beside(root, split_of(file.stem))
     most = max(_MAX_SEARCHED, 3 * len(listed))
-    files = list(islice(chain(root.glob("*"), *(folder.rglob("*") for folder in usable)), most))
+    files = list(islice(chain(paths_in(root, "*"), *(folder.rglob("*") for folder in usable)), most))
     if len(files) == most:  # not all were seen
         return None
     folders = {*_folders_with(sample, files)}
@@ -129,7 +130,7 @@ def _folders_with(sample: Iterable[str], files: Iterable[Path]) -> Iterator[str]
 
 def _folders_beside(root: Path, split: str | None) -> tuple[list[Path], list[Path]]:
     """The folders of images of a split, and those that are not of masks, other splits, or without a split of test."""
-    folders = [path for path in sorted(root.glob("*/")) if not path.name.startswith(".")]
+    folders = [path for path in paths_in(root, "*/") if not path.name.startswith(".")]
     of_split = [path for path in folders if split and split_of_images(path.name) == split]
     of_others = {"train", "val", "test"} - {split} if split else {"test"}
     usable = [path for path in folders if word_in(path.name) not in of_others and not _MASKS.fullmatch(path.name)]
@@ -156,7 +157,7 @@ def with_folder(table: Table, name: str) -> str:
     These folders are beside the table, or in a folder beside it.
     """
     root = table.file.parent
-    places = [root, *islice(root.glob("*/"), 20)]
+    places = [root, *paths_in(root, "*/")[:20]]
     for number, (_, cells) in enumerate(islice(table, 200)):
         tried = places if number < 10 else [root]  # a server's disk answers a thousand times a second
         for folder in filter(cells.get, table.header):
