@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from configs.schema.operating_point import OperatingPoint
-from engine.evaluation.influence import KINDS, units_of
-from engine.evaluation.limits import Z, t_quantile, wilson
+from engine.evaluation.influence import KINDS, freedom_of, units_of
+from engine.evaluation.limits import wilson
 from engine.evaluation.ranking import reaches
 from engine.evaluation.results import SampleResults, choose_threshold
 from utils.metric_table import METRICS, Metric
@@ -24,10 +24,9 @@ _FEWEST_DEGREES = 2  # of freedom of groups
 def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[float] | None, str]:
     """The 95% interval of a metric in percent, of samples that are drawn one by one or, with groups, by group.
 
-    Wilson's (1927) of a share of n samples, with n = share * (1 - share) / variance, the number of samples or groups
-    where the variance is 0. The variance is the sum of the squared changes of the metric without each unit
-    (`engine/evaluation/influence.py`, one function a kind of figure, which may set limits that are farther away). With
-    groups n is times (1.96 / t)² with Kish's number of groups - 1 degrees of freedom, as of Korn and Graubard (1998).
+    Wilson's (1927) of a share of n samples, with n = share * (1 - share) / variance. The variance is the sum of the
+    squared changes of the metric without each unit (`engine/evaluation/influence.py`, one function a kind of figure,
+    which sets limits that may be farther away), with groups times (t / 1.96)² (Korn and Graubard, 1998).
 
     None for a loss or a calibration error, and with a reason for a value that is not a share, and where too few samples
     show the variance. A sample was read.
@@ -38,30 +37,23 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
         return None, ""
     units = units_of(results)
     figure = KINDS[metric.kind](results, metric.of, units)
-    share = min(figure.value, 1.0)  # rounding
-    if math.isnan(share):
+    if math.isnan(figure.value):
         return None, f"the {metric.title} is undefined"
-    if share < 0:
+    if figure.value < 0:
         return None, f"the {metric.title} is below 0"
     if figure.reason:
         return None, figure.reason
-    if figure.kish < 1.001:
+    if units.number < 2:
         return None, f"fewer than 2 {units.name}"
     if units.are_groups and figure.kish < 1 + _FEWEST_DEGREES:
         return None, f"too few {units.name}, or one with most of the images"
-    variance = max(float(figure.changes @ figure.changes), figure.least)
-    factor = 1.0
-    least_n = 1.0
-    if units.are_groups or not figure.is_bounded:
-        factor = (Z / float(t_quantile(max(figure.kish - 1, 1)))) ** 2
-    if units.are_groups and figure.is_bounded:
-        least_n = figure.kish
-
-    n = figure.unseen
+    share = min(figure.value, 1.0)  # rounding
+    variance = float(figure.changes @ figure.changes)
+    low = high = share
     if variance > 0:
-        n = max(factor * share * (1 - share) / variance, least_n)
-    low, high = wilson(share, min(n, figure.most))
-    limits = max(min(low, share - figure.below), 0.0), min(max(high, share + figure.above), 1.0)
+        variance *= units.factor(freedom_of(figure.changes, figure.kish, units))
+        low, high = wilson(share, max(share * (1 - share) / variance, 1.0))
+    limits = max(min(low, figure.low), 0.0), min(max(high, figure.high), 1.0)
     return [100 * float(limit) for limit in limits], ""
 
 

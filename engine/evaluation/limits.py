@@ -12,8 +12,10 @@ import numpy as np
 
 Z = 1.96  # of 95%
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
-_STEPS = 50  # of a bisection
+_NEAR = 1e-8  # a step of Newton, after which the error is its square
 _REACH = 12  # standard deviations of the angle, beyond which its density is 0
+_TINY = 1e-300
+_POISSON = (0, 0.051293, 0.355362, 0.817691)
 _LARGE = 1e8  # degrees of freedom, from which on t is normal
 
 
@@ -64,10 +66,20 @@ def share_by_limit(goal: float, number: int) -> float:
     return bisect_left(range(number + 1), True, key=reaches) / max(number, 1)
 
 
-def wilson(shares: Any, n: Any, z: float = Z) -> tuple[Any, Any]:
-    """The limits of shares of n samples each (Wilson, 1927); arrays or numbers."""
-    middle, width = shares + z**2 / (2 * n), z * np.sqrt(shares * (1 - shares) / n + z**2 / (4 * n**2))
-    return (middle - width) / (1 + z**2 / n), (middle + width) / (1 + z**2 / n)
+def wilson(shares: Any, n: Any) -> tuple[Any, Any]:
+    """The limits of shares of n samples each (Wilson, 1927); arrays or numbers. With up to three hits or misses a limit
+    is at least as near to 0 or 1 as Poisson's one-sided one (Brown, Cai and DasGupta, 2001): so of any n, each share is
+    inside in at least 92.5% of the samples."""
+    middle = (shares + Z**2 / (2 * n)) / (1 + Z**2 / n)
+    width = Z * np.sqrt(shares * (1 - shares) / n + Z**2 / (4 * n**2)) / (1 + Z**2 / n)
+    low = np.minimum(middle - width, _least(shares * n) / n)
+    high = np.maximum(middle + width, 1 - _least((1 - shares) * n) / n)
+    return low, high
+
+
+def _least(hits: Any) -> Any:
+    """The expected number of which 5% of the samples have so many hits or more; infinite above 3."""
+    return np.interp(np.round(hits, 6), (0, 1, 2, 3), _POISSON, right=np.inf)
 
 
 def newcombe(areas: np.ndarray, own: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -93,16 +105,14 @@ def newcombe(areas: np.ndarray, own: np.ndarray, others: np.ndarray) -> tuple[np
 
 
 def _angle_quantile(probability: float, a: Any, b: Any) -> np.ndarray:
-    """By bisection."""
+    """By Newton's method from the mode on, from where it never overshoots, as the density has one mode."""
     total = _integral(np.pi / 2, a, b)
-    low = np.zeros(total.shape)
-    high = np.full(total.shape, np.pi / 2)
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        is_below = _integral(middle, a, b) < probability * total
-        low = np.where(is_below, middle, low)
-        high = np.where(is_below, high, middle)
-    return low
+    angle = np.arctan2(np.sqrt(2 * np.asarray(a) - 1), np.sqrt(2 * np.asarray(b) - 1))
+    step = np.array(np.inf)
+    while np.any(np.abs(step) > _NEAR):
+        step = (probability * total - _integral(angle, a, b)) / _density(angle, a, b)
+        angle = angle + step
+    return angle
 
 
 def _center_of(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -126,6 +136,8 @@ def _integral(angle: Any, a: Any, b: Any) -> np.ndarray:
 def _density(angle: np.ndarray, a: Any, b: Any) -> np.ndarray:
     """Relative to the one at the center."""
     share = a / (a + b)
-    logs = (a - 0.5) * np.log(np.sin(angle) ** 2 / share) + (b - 0.5) * np.log(np.cos(angle) ** 2 / (1 - share))
+    of_sine = np.log(np.sin(angle) ** 2 / share + _TINY)  # which is 0 at the mode of t
+    of_cosine = np.log(np.cos(angle) ** 2 / (1 - share))
+    logs = (a - 0.5) * of_sine + (b - 0.5) * of_cosine
     found: np.ndarray = np.exp(logs)
     return found

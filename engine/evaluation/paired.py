@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.evaluation.influence import KINDS, Units, units_of
+from engine.evaluation.influence import KINDS, Units, freedom_of, units_of
 from engine.evaluation.limits import Z, t_quantile
 from engine.evaluation.results import SampleResults
 from utils.errors import UserError
@@ -23,11 +23,11 @@ def paired_limits(new: SampleResults, old: SampleResults, metric: Metric) -> Lim
     function of the factor by which there are more images of each class, 1 for these.
 
     Student's limits of the differences of the two changes of each unit (`Figure.changes`): of single images the paired
-    t interval of top-1 and the loss, DeLong's of the AUROC; of groups the jackknife by group with Kish's degrees of
-    freedom. Below 1 degree they are infinite. Models that are equal on few images may differ on others: the variance
-    is at least the one of two more images, each of which one model alone has right (Bonett and Price, 2012): 2 / (n +
-    2)² of top-1, and of the mean over classes of each class. They are groups only if no group differs. A loss has no
-    such images. Without changes (a calibration error), the limits are of a bootstrap.
+    t interval of top-1 and the loss, DeLong's of the AUROC; of groups the jackknife by group, see `freedom_of`. Of
+    fewer than 2 units they are infinite. Models that are equal on few images may differ on others: the variance is at
+    least the one of two more images, each of which one model alone has right (Bonett and Price, 2012), 2 / (n + 2)²
+    with Kish's number of images. They are groups only if no group differs. A loss has no such images. Without changes
+    (a calibration error), the limits are of a bootstrap.
 
     Raises UserError: the groups of the images are not known.
     """
@@ -40,20 +40,17 @@ def paired_limits(new: SampleResults, old: SampleResults, metric: Metric) -> Lim
     figures = [KINDS[metric.kind](results, metric.of, units) for results in (new, old)]
     changes = figures[0].changes - figures[1].changes
     variance = float(changes @ changes)
-    share_of_units = units.number / len(units.of_rows) if variance == 0 else 1.0
     kish = min(figure.kish for figure in figures)
+    freedom = freedom_of(changes, kish, units)
+    alike = kish * len(units.of_rows) / units.number if variance > 0 else kish
     largest = 200.0 if metric.kind == "agreement" else 100.0  # kappas are from -100 on
 
     def limits_at(factor: float) -> tuple[float, float]:
-        least = 0.0
-        if metric.is_percent:
-            for figure in figures:
-                more = factor * share_of_units * np.asarray(figure.counts) + 2
-                least += float(np.sum((figure.slopes / more) ** 2))
-        freedom = factor * kish - 1
         distance = math.inf
-        if freedom >= 1:
-            distance = float(t_quantile(freedom)) * math.sqrt(max(variance / factor, least))
+        if factor * kish >= 2:
+            least = 2 * metric.is_percent / (factor * alike + 2) ** 2
+            quantile = float(t_quantile(max(factor * (freedom + 1) - 1, 1)))
+            distance = quantile * math.sqrt(max(variance / factor, least))
         if not metric.is_percent:
             return difference - distance, difference + distance
         return max(difference - 100 * distance, -largest), min(difference + 100 * distance, largest)

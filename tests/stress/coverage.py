@@ -43,19 +43,21 @@ class Classes:
     """counts: images of each class. margin: of the right class, in standard deviations of the noise.
 
     spread: of grades in the order of the classes, the standard deviation of the model's grade. decimals: of the scores,
-    which then have ties.
+    which then have ties. are_drawn: counts are the ones of the mean, as images are drawn one by one.
     """
 
     counts: tuple[int, ...]
     margin: float = 1.5
     spread: float = 0.0
     decimals: int | None = None
+    are_drawn: bool = False
 
     def __str__(self) -> str:
         words = "+".join(map(str, self.counts))
         if len({*self.counts}) == 1:
             words = f"{len(self.counts)} x {self.counts[0]}"
         words += f", spread {self.spread}" if self.spread else f", margin {self.margin}"
+        words += ", drawn" * self.are_drawn
         return words if self.decimals is None else f"{words}, ties"
 
     @property
@@ -65,6 +67,8 @@ class Classes:
     def draw(self, generator: np.random.Generator, is_large: bool, models: int) -> list[SampleResults]:
         times = -(-_LARGE // self.images) if is_large else 1
         targets = np.repeat(np.arange(len(self.counts)), np.array(self.counts) * times)
+        if self.are_drawn:
+            targets = draw_classes(generator, self.counts, len(targets))
         return self.predict(generator, targets, np.zeros(len(targets)), models)
 
     def predict(
@@ -93,6 +97,14 @@ class Classes:
         scores[np.arange(len(targets)), targets] += self.margin
         scores[:, 0] += shift
         return scores
+
+
+def draw_classes(generator: np.random.Generator, counts: Sequence[int], number: int) -> np.ndarray:
+    """The class of each image, int64 (number,): one of each at least."""
+    targets = np.zeros(0, np.int64)
+    while len(np.unique(targets)) < len(counts):
+        targets = generator.choice(len(counts), number, p=np.array(counts) / sum(counts))
+    return targets
 
 
 @dataclass(frozen=True)
@@ -181,6 +193,8 @@ def cells() -> list[Cell]:
     for margin in (1.2, 2.5):
         for counts in ((38, 2), (190, 10), (950, 50)):
             rows.append(("images, a class of 5%", Classes(counts, margin), (*ONE_LABEL, "quadratic_kappa")))
+    drawn = [Classes(counts, margin, are_drawn=True) for counts in ((190, 10), (950, 50)) for margin in (1.2, 2.0)]
+    rows += [("drawn images, a class of 5%", one, ("macro_f1", "precision", "quadratic_kappa")) for one in drawn]
     for counts in ((100, 100), (190, 10)):
         rows.append(("images, equal scores", Classes(counts, 1.5, decimals=0), ("auroc",)))
     grades = [
@@ -201,6 +215,8 @@ def cells() -> list[Cell]:
     found = []
     for kind, data, metrics in rows:
         found.append(Cell(kind, data, metrics, [name for name in metrics if name in OF_EACH_KIND]))
+    for one in drawn:
+        found.append(Cell("two models, drawn images", one, ("macro_f1", "quadratic_kappa"), (), is_paired=True))
     for counts, margin in (((20, 20), 1.2), ((190, 10), 2.0), ((40,) * 5, 2.5), ((950, 50), 2.0)):
         found.append(Cell("two models, images", Classes(counts, margin), PAIRED, ("top1",), is_paired=True))
     for one in grades:

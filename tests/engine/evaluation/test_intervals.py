@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binomtest
+from scipy.stats import binom, binomtest, chi2
 from test_results import results_for, results_of
 
 from configs.schema.operating_point import OperatingPoint
 from engine.evaluation.intervals import confidence_interval, figures_at, ranking_of
+from engine.evaluation.limits import wilson
 from engine.evaluation.results import SampleResults, results_of_scores
 from utils.metric_table import METRICS, metrics_of
 
@@ -28,13 +29,24 @@ def test_the_interval_of_single_images_is_wilsons():
     for hits in (0, 3, 90, 100):
         results = of_first_class(np.arange(100) >= hits)
         expected = binomtest(hits, 100).proportion_ci(method="wilson")
+        low = chi2.ppf(0.05, 2 * hits) / 200 if hits == 3 else expected.low
         found, _ = confidence_interval(results, METRICS["top1"])
-        assert found == pytest.approx([100 * expected.low, 100 * expected.high], abs=0.01)
+        assert found == pytest.approx([100 * low, 100 * expected.high], abs=0.01)
         assert confidence_interval(results, METRICS["loss"]) == (None, "")
     repeated = of_first_class(np.zeros(500))  # five in each group
     groups = [str(index // 5) for index in range(500)]
     assert interval_of(repeated, METRICS["top1"], groups)[0] == pytest.approx(found, abs=0.2)
     assert interval_of(repeated, METRICS["top1"], ["one"] * 500) == (None, "fewer than 2 groups")
+
+
+@pytest.mark.parametrize("number", [8, 40, 200, 1000])
+def test_the_interval_has_every_share_in_at_least_92_5_percent_of_the_samples(number):
+    """Exactly, by the binomial distribution; Wilson's own has a share near 1 in 84%."""
+    hits = np.arange(number + 1)
+    low, high = wilson(hits / number, number)
+    shares = np.geomspace(1e-5, 0.5, 2000)[:, None]
+    covered = binom.pmf(hits, number, shares) * ((low <= shares) & (shares <= high))
+    assert covered.sum(1).min() > 0.925
 
 
 def test_images_of_few_groups_tell_no_more_than_single_images():
@@ -45,8 +57,8 @@ def test_images_of_few_groups_tell_no_more_than_single_images():
         single_low, single_high = interval_of(results, METRICS["top1"])[0]
         assert low <= single_low
         assert high >= single_high
-    of_five_groups = binomtest(5, 5).proportion_ci(method="wilson")
-    assert low == pytest.approx(100 * of_five_groups.low, abs=0.01)
+    kish = 22**2 / (2 * 5**2 + 3 * 4**2)  # all are right
+    assert low == pytest.approx(100 * kish / (kish + 1.96**2))
 
 
 def test_the_auroc_of_a_class_against_the_others_is_that_of_two_classes():
@@ -95,13 +107,13 @@ def test_one_image_of_a_class_leaves_its_figure_open(name, is_right):
     if name == "auroc":
         assert (interval, bool(reason)) == (None, True)
         return
-    wilson = binomtest(int(is_right), 1).proportion_ci(method="wilson")
+    open_limits = binomtest(int(is_right), 1).proportion_ci(method="wilson")
     weight = 1 if name == "min_recall" else 0.5
     if name == "macro_f1":  # F1 is 2 J / (1 + J)
-        weight /= 1 + wilson.low
+        weight /= 1 + open_limits.low
     value = METRICS[name].compute(results)
-    assert interval[0] <= value - 100 * weight * (is_right - wilson.low) + 0.1
-    assert interval[1] >= value + 100 * weight * (wilson.high - is_right) - 0.1
+    assert interval[0] <= value - 100 * weight * (is_right - open_limits.low) + 0.1
+    assert interval[1] >= value + 100 * weight * (open_limits.high - is_right) - 0.1
 
 
 def test_a_thousand_classes_of_five_images_have_a_narrow_interval():

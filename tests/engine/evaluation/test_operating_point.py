@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import CPU, TINY_VIT, cells_of, config_for, each_value, evaluate, log_of, refused, run_here, train
 from scipy.special import expit
-from scipy.stats import beta, binomtest
+from scipy.stats import beta
 from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
 from test_evaluation_files import Noise, read_table
 from test_results import results_for, results_of, stored_decision
@@ -21,6 +21,7 @@ from datasets.sources.shared_arrays import StringPacker, to_arrays
 from engine.checkpoint.weights_record import check_description, decision_to_entries, read_decision, read_record
 from engine.evaluation.calibration import temper
 from engine.evaluation.intervals import figures_at
+from engine.evaluation.limits import wilson
 from engine.evaluation.predictions import Predictions
 from engine.evaluation.results import MIXED_LABELS, SampleResults, choose_threshold, mean_by_group, results_of_scores
 from engine.plan.decision import note_on_goal, operating_goal
@@ -69,11 +70,11 @@ def test_the_point_is_the_best_one_of_scikit_learns_curve(seed, kind, goal):
     lower = scores[scores < thresholds[best]]
     assert found["threshold"] == pytest.approx(np.mean([thresholds[best], max(lower, default=thresholds[best])]))
     (rest, wrong), (missed, hits) = found["confusion"]
-    wilson = binomtest(hits, hits + missed).proportion_ci(method="wilson")
-    assert found["sensitivity_interval"] == pytest.approx([100 * wilson.low, 100 * wilson.high], abs=0.01)
+    limits = wilson(hits / (hits + missed), hits + missed)
+    assert found["sensitivity_interval"] == pytest.approx([100 * limit for limit in limits])
     assert found["specificity"] == pytest.approx(100 * rest / (rest + wrong))
-    wilson = binomtest(rest, rest + wrong).proportion_ci(method="wilson")
-    assert found["specificity_interval"] == pytest.approx([100 * wilson.low, 100 * wilson.high], abs=0.01)
+    limits = wilson(rest / (rest + wrong), rest + wrong)
+    assert found["specificity_interval"] == pytest.approx([100 * limit for limit in limits])
 
 
 FEW_IMAGES = """
