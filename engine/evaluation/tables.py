@@ -234,7 +234,7 @@ class ResultTables:
             target = results.targets[index]
             predicted = results.labels[index, 0]
             loss = float(results.losses[index])
-            true_probability = 100 * float(np.exp(-loss)) if target.ndim == 0 else np.nan
+            true_probability = np.nan if is_multi_hot(results.targets) else 100 * float(np.exp(-loss))
             probabilities = 100 * float(results.probabilities[index, 0]), true_probability
             texts = self.name(index), name_of_target(target, names), names[predicted]
             rows.append([index, *texts, *map(_cell, probabilities), f"{loss:.6g}"])

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from datasets.sources.samples import label_pairs
+from datasets.sources.samples import is_multi_hot, label_pairs
 from datasets.sources.split import most_frequent
 from engine.evaluation.suspects import Margins, margins
 
@@ -142,11 +142,11 @@ def classes_of_one_fold(targets: Tensor, folds: Tensor) -> Tensor:
 
 def have_label(targets: Tensor, labels: Tensor) -> Tensor:
     """Whether each sample has one of the labels, bool (N,)."""
-    return torch.isin(targets, labels) if targets.ndim == 1 else (targets[:, labels] > 0).any(1)
+    return (targets[:, labels] > 0).any(1) if is_multi_hot(targets) else torch.isin(targets, labels)
 
 
 def probabilities_of(logits: Tensor, targets: Tensor) -> Tensor:
-    return logits.sigmoid() if targets.ndim == 2 else logits.softmax(1)
+    return logits.sigmoid() if is_multi_hot(targets) else logits.softmax(1)
 
 
 def out_of_fold_margins(

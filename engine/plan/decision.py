@@ -15,7 +15,7 @@ from configs.schema.operating_point import UNDECIDED, Decision, Goal, OperatingP
 from configs.weights import WeightsRecord
 from configs.yaml_io import find_name, format_value, shorten
 from datasets.sources.class_names import list_names, names_of_labels, new_names
-from datasets.sources.samples import UNKNOWN, Samples, has_label
+from datasets.sources.samples import UNKNOWN, Samples, has_label, is_multi_hot
 from datasets.sources.shared_arrays import to_nfc
 from engine.checkpoint.weights_record import decision_to_entries, read_decision
 from engine.plan.evaluation import EvaluationPlan
@@ -188,7 +188,7 @@ def note_on_goal(goal: OperatingPoint | None, samples: Samples) -> list[Note]:
         return []
     is_own = has_label(samples.targets, goal.label)
     is_other = ~is_own
-    if samples.targets.ndim == 2:
+    if is_multi_hot(samples.targets):
         is_other &= samples.targets[:, goal.label] != UNKNOWN
     wanted, rest = is_other, is_own
     if goal.sensitivity:

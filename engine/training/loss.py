@@ -26,7 +26,7 @@ from configs.weights import NORMALIZATION, architecture, follow_weights
 from configs.yaml_io import shorten
 from datasets.batch import PADDING, is_padding
 from datasets.sources.class_names import map_labels, rename_classes
-from datasets.sources.samples import UNKNOWN
+from datasets.sources.samples import UNKNOWN, is_multi_hot
 from engine.checkpoint.weights_record import WeightsRecord, read_record, weights_record
 from engine.features.classifiers import Loss
 from engine.plan.evaluation import match_outputs
@@ -132,7 +132,7 @@ def read_class_weights(
     targets: the labels of the training split, int64 (N,), or multi-hot int8 (N, classes).
     Raises UserError: another number of weights than of classes; a plugin's loss of targets with unknown cells.
     """
-    if LOSSES[options.name].code and targets.ndim == 2 and (targets == UNKNOWN).any():
+    if LOSSES[options.name].code and is_multi_hot(targets) and (targets == UNKNOWN).any():
         raise UserError(f"LOSS.NAME {options.name}: does not leave out unknown labels; set LOSS.NAME to bce or asl")
     weights = options.class_weights
     if weights is None:
@@ -148,7 +148,7 @@ def read_class_weights(
 
 
 def _balanced_weights(targets: np.ndarray, num_classes: int) -> Tensor:
-    if targets.ndim == 2:
+    if is_multi_hot(targets):
         positive = torch.from_numpy(np.count_nonzero(targets > 0, axis=0)).clamp(min=1)
         known = torch.from_numpy(np.count_nonzero(targets != UNKNOWN, axis=0))
         return (known - positive).clamp(min=1) / positive
