@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from configs.schema import Data
-from datasets.sources.samples import label_pairs
+from datasets.sources.samples import Samples, label_pairs
 from utils.errors import UserError
 
 PLACEHOLDER = "VALUE"  # in an option, of a value that only a person knows
@@ -23,11 +22,20 @@ PLACEHOLDER = "VALUE"  # in an option, of a value that only a person knows
 class Answer:
     """What a training with some options of DATA reads; it is read once, when it is first asked for.
 
-    options: as a shell reads them. In place of `PLACEHOLDER`, a person writes a value; `data` lack its key.
+    options: as a shell reads them. In place of `PLACEHOLDER`, a person writes a value; `data` lack its key. text: of
+    the question.
     """
 
     data: Data
     options: str = ""
+    text: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def path(self) -> str:
+        return f"-data_path={quote(self.data.data_path)}"
 
     @cached_property
     def rows(self) -> Any:
@@ -56,13 +64,12 @@ class Answer:
     @cached_property
     def labels(self) -> dict[str, str]:
         """The label of each image by its absolute path: 'a | b' of several, '' of none."""
-        found = {}
+        found = dict[str, str]()
         for samples in self.rows.splits.values():
-            of_images = defaultdict(list)
-            for index, label in zip(*map(list, label_pairs(samples.targets)), strict=True):
+            of_images: list[list[str]] = [[] for _ in range(len(samples))]
+            for index, label in zip(*label_pairs(samples.targets), strict=True):
                 of_images[index].append(samples.class_names[label])
-            for index in range(len(samples)):
-                found[os.path.abspath(samples.name(index))] = " | ".join(of_images[index])
+            found |= zip(_paths_of(samples), map(" | ".join, of_images), strict=True)
         return found
 
     @property
@@ -78,20 +85,19 @@ class Answer:
         if not self.is_known:
             return dict.fromkeys(self.labels, "perhaps test")
         own = {"test"} if self.rows.run_split else {"val", "test"}
-        splits = self.rows.splits
-        return {
-            os.path.abspath(splits[split].name(index)): split
-            for split in own & splits.keys()
-            for index in range(len(splits[split]))
-        }
+        return {path: split for split in own & self.rows.splits.keys() for path in _paths_of(self.rows.splits[split])}
+
+
+def _paths_of(samples: Samples) -> list[str]:
+    return [os.path.abspath(samples.name(index)) for index in range(len(samples))]
 
 
 class Question(UserError):
-    """An error that asks how data are read. answers: of the options in its text."""
+    """An error that asks how data are read. ways: the texts behind the problem, and answers, whose options it has."""
 
-    def __init__(self, text: str, answers: Sequence[Answer] = ()) -> None:
-        super().__init__(text)
-        self.answers = [*answers]
+    def __init__(self, problem: str, ways: Sequence[Answer | str] = ()) -> None:
+        super().__init__(problem + "; or ".join(filter(None, map(str, ways))))
+        self.answers = [one for one in ways if isinstance(one, Answer)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Other processes get the text alone."""
@@ -118,7 +124,8 @@ def with_columns(data: Data, changes: dict[str, Any], several: bool = False) -> 
     found: dict[str, Any] = {"columns": columns} if columns else {}
     if several or (None in columns.get("cells", {}).values() and isinstance(columns.get("label"), list)):
         found["multi_label"] = True
-    return Answer(data.changed(**found), words_of(**found))
+    options = words_of(**found)
+    return Answer(data.changed(**found), options, f"-opts {options}")
 
 
 def without_empty(data: Data, is_one_hot: bool) -> Answer:

@@ -36,7 +36,6 @@ from utils.notes import Note
 _BESIDE = r"(?i)\.(csv|tsv|jsonl?|ndjson|txt|xlsx|xls|ods)$"
 _FROM_JSON = "docs/data.md#labels-in-json makes a table"
 _ANY = "latin-1"  # reads any file: the labels are compared, not used
-_PART_BYTES = 16384  # four parts of a table: whether it names the images
 # Text before the last number of a name, cat.0.jpg, great_pyrenees_12.jpg, cat (3).jpg; the first field, lamp.x1y.jpg
 _IN_NAMES = (
     *(rf"(.+){number}\.\w+$" for number in (r"_\d+", r"\.\d+", r"-\d+", r" \(?\d+\)?")),
@@ -44,6 +43,7 @@ _IN_NAMES = (
     *(rf"([^/{mark}]+){mark}[^/]+\.\w+$" for mark in (r"\.", "_", "-")),
 )
 IN_LETTERS = re.compile(r"(.)/\1")  # a/abbey
+_PART_BYTES = 16384  # four parts of a table: whether it names the images
 _LABEL_NAME = re.compile("(?i)label|class|species|breed|categor|target|diagnos|scientific")
 _MAX_SHOWN = 3  # folders
 _MAX_NAMES = 4  # classes, and numbers in names of files
@@ -81,38 +81,36 @@ def names_images(file: Path, class_names: Collection[str] = ()) -> bool:
 class TableBeside(NamedTuple):
     """A table or list that names most of the images in a folder.
 
-    answers: of each column that may be the label. advice: what they train on, or the way to another table's labels.
+    ways: the answer of each column that may be the label; or the way to the labels of another table.
     """
 
     file: Path
-    answers: list[Answer]
-    advice: list[str]
+    ways: list[Answer | str]
+
+    @property
+    def answers(self) -> list[Answer]:
+        return [one for one in self.ways if isinstance(one, Answer)]
 
     def or_folders(self, listing: ImageFiles, given: Path) -> Question:
         """The question if the labels are here or in the folders (DATA.CLASS_FOLDERS). given: DATA_PATH."""
         question = "are the folders the classes, or are the labels in tables"
-        if self.answers:
-            first = self.answers[0]
+        for first in self.answers[:1]:
             path, label = next(iter((first.held_out or first.labels).items()))
             shown = shorten(os.path.relpath(path, listing.root))
             question = f"are the folders the classes, all for training, or is {shown} {shorten(label)}"
-        confirmed = [_folders(place, class_folders=True) for place in (given, listing.root)]
         own = _class_of(listing).items()
-        found = [one for one in confirmed if one.is_read and own <= one.labels.items()][:1]
-        names = list_names(listing.class_names, _MAX_SHOWN)
-        ways = [*self.advice, *(f"{_path(one)} -opts {one.options} trains on the folders, {names}" for one in found)]
-        text = f"{listing.root}: {question}, as in {self.file}? {'; or '.join(ways)}"
-        return Question(text, [*self.answers, *found])
+        for one in (_folders(place, class_folders=True) for place in (given, listing.root)):
+            if one.is_read and own <= one.labels.items():
+                names = list_names(listing.class_names, _MAX_SHOWN)
+                one.text = f"{one.path} -opts {one.options} trains on the folders, {names}"
+                return Question(f"{listing.root}: {question}, as in {self.file}? ", [*self.ways, one])
+        return Question(f"{listing.root}: {question}, as in {self.file}? ", self.ways)
 
 
 def _folders(place: Path, **changes: Any) -> Answer:
     """The training on folders with other options."""
     given = {key: value for key, value in changes.items() if value}
     return Answer(Data.model_validate({"DATA_PATH": str(place)}).changed(**given), words_of(**given))
-
-
-def _path(answer: Answer) -> str:
-    return f"-data_path={quote(answer.data.data_path)}"
 
 
 def _class_of(listing: ImageFiles) -> dict[str, str]:
@@ -131,7 +129,7 @@ def table_of_other_labels(listing: ImageFiles, root: Path) -> TableBeside | None
             return table
     for table in tables_beside(root, listing.root, listing.class_names):
         if any(2 * len({*one.labels.values()}) <= len(listing.class_names) for one in table.answers[:1]):
-            return TableBeside(table.file, [], ["docs/data.md#labels-of-folders makes a table of images"])
+            return TableBeside(table.file, ["docs/data.md#labels-of-folders makes a table of images"])
     return None
 
 
@@ -144,7 +142,7 @@ def tables_beside(
     of_splits = re.compile(r"\.json$|(split|partition).*\.txt$")  # CelebA's numbers of splits are no labels
     files = [file for file in files_beside(root) if not of_splits.search(file.name)]
     stems = set(map(_stem, paths)) if files else set()
-    seen = list[Answer]()
+    seen = dict[Answer, Path]()
     known = set[str]()
     for file in files:
         if not _may_name(file, stems):
@@ -152,20 +150,23 @@ def tables_beside(
         place = next((one for one in (root, file.parent) if table_file(one, "train") == file), file)
         with suppress(UserError, ValueError):  # a column without a name cannot be given
             candidates, is_named = likely_columns(open_table(file, _ANY), stems)
-            answers = list[Answer]()
+            ways = list[Answer | str]()
             for columns in candidates:
                 if "label" not in columns:
                     continue
                 known = known or {os.path.abspath(os.path.join(folder, path)) for path in paths}
                 found = _answer_of(place, columns, folder, known)
-                if found and _adds_labels(found, file, known, is_named, seen, answers):
-                    answers.append(found)
-            seen += answers
-            advice = [*map(_describe, answers)]
-            if candidates and not answers:
-                advice = _advise_join(file, any_labels)
-            if advice:
-                yield TableBeside(file, answers, advice)
+                if found and _adds_labels(found, file, known, is_named, seen):
+                    counts = found.counts
+                    classes = list_names([f"{name} ({counts[name]})" for name in sorted(counts)], _MAX_NAMES)
+                    fill_in = "" if found.is_known else f", with the value of test in place of {PLACEHOLDER}"
+                    found.text = f"{found.options} trains on its {len(counts)} classes, {classes}{fill_in}"
+                    seen[found] = file
+                    ways.append(found)
+            if candidates and not ways:
+                ways = _advise_join(file, any_labels)
+            if ways:
+                yield TableBeside(file, ways)
 
 
 def _answer_of(place: Path, columns: Columns, folder: Path, known: Set[str]) -> Answer | None:
@@ -187,13 +188,11 @@ def _answer_of(place: Path, columns: Columns, folder: Path, known: Set[str]) -> 
     return None
 
 
-def _adds_labels(
-    answer: Answer, file: Path, known: Set[str], is_named: bool, seen: list[Answer], of_table: list[Answer]
-) -> bool:
+def _adds_labels(answer: Answer, file: Path, known: Set[str], is_named: bool, seen: Mapping[Answer, Path]) -> bool:
     """Whether most of the `known` images have a label in a table, which is news.
 
     A column of labels without such a name is no function of the folders. Of columns with the same classes, one without
-    such a name, of numbers, or of another table does not count. seen: of other tables.
+    such a name, of numbers, or of another table does not count. seen: the tables of other answers.
     """
     labels = {path: label for path, label in answer.labels.items() if path in known}
     of_folders = {(os.path.dirname(path), label) for path, label in labels.items()}
@@ -203,18 +202,11 @@ def _adds_labels(
     if len(answer.counts) < 2 or 2 * images * len(labels) < len(known) or follows_folders:
         return False
     has_names = is_named and not all(map(str.isdigit, labels.values()))
-    others = seen if has_names else [*seen, *of_table]
+    others = (one for one, place in seen.items() if place != file or not has_names)
     return not any(_have_same_classes(labels, one.labels) for one in others)
 
 
-def _describe(answer: Answer) -> str:
-    counts = answer.counts
-    classes = list_names([f"{name} ({counts[name]})" for name in sorted(counts)], _MAX_NAMES)
-    fill_in = "" if answer.is_known else f", with the value of test in place of {PLACEHOLDER}"
-    return f"{answer.options} trains on its {len(counts)} classes, {classes}{fill_in}"
-
-
-def _advise_join(file: Path, any_labels: bool) -> list[str]:
+def _advise_join(file: Path, any_labels: bool) -> list[Answer | str]:
     """The way on if a table beside the one that names the images shares a column with it, and has others.
 
     any_labels: also without a column whose name says that it has labels.
@@ -260,46 +252,40 @@ def unclear(given: Path, root: Path, problem: str) -> UserError:
     trainings = []
     if levels.inside and set.intersection(*levels.inside.values()):  # all contain a folder of one name, as splits do
         trainings = [name for name in levels.sizes if word_in(name) == "train"]
-    ways, answers = _tables_or_folders(root, levels, trainings, images)
+    ways = _tables_or_folders(root, levels, trainings, images)
     if not ways or word_in(root.name) == "train":  # labels of all splits
-        in_paths = _labels_in_paths(given)
-        if in_paths:
-            answers = in_paths
-            ways = [_describe_labels(in_paths)]
-    if not ways:
-        ways, answers = _other_data(root, images)
-    advice = "; or ".join(ways)
+        ways = _labels_in_paths(given) or ways
+    ways = ways or _other_data(root, images)
     if len(names) > 1 and not (trainings or {*map(str.lower, names)} <= SPLIT_WORDS.keys()):
         classes = _folders(given, class_folders=True, groups=case_folders(images, 0, FEWEST))
-        if classes.is_read:
-            answers.append(classes)
-            advice += f"; if each of these folders is a class, -opts {classes.options}"
+        classes.text = f"if each of these folders is a class, -opts {classes.options}"
+        ways += [classes] if classes.is_read else []
     shown = list_names(names, _MAX_SHOWN) or "if it is one of the classes, give the folder around it"
-    return Question(f"{root}: {problem}: {shown}; {advice}", answers)
+    return Question(f"{root}: {problem}: {shown}; ", ways)
 
 
 def _tables_or_folders(
     root: Path, levels: Levels, trainings: Sequence[str], images: Sequence[str]
-) -> tuple[list[str], list[Answer]]:
+) -> list[Answer | str]:
     """PaddleViT's lists; else names for folders of splits, tables beside the images, apart from those for tests, and
-    inner folders: as words and as answers.
+    inner folders.
     """
     if all((root / f"{split}_list.txt").is_file() for split in ("train", "val")):
         lists = _folders(root, dataset="imagenet2012")
-        return [f"-dataset=imagenet2012 {_path(lists)} reads its lists"], [lists]
+        lists.text = f"-dataset=imagenet2012 {lists.path} reads its lists"
+        return [lists]
     used = [path for path in images if word_in(path.partition("/")[0]) not in ("test", "none")]
-    tables = [*tables_beside(root, root, without_masks(used)[0], any_labels=True)]
-    inner = map(_folders, _candidates(root, levels, trainings, images))
-    data_sets = [*islice((one for one in inner if one.is_read), max(1, len(trainings)))]
     ways = _advise_renaming([*levels.sizes])
-    for table in tables:
-        kind = "has labels" if table.answers else "names the images"
-        ways.append(f"{shorten(table.file.name)} {kind}: {'; or '.join(table.advice)}")
-    ways += [f"give {_path(one)} if it is the data set" for one in data_sets]
-    return ways, [*(one for table in tables for one in table.answers), *data_sets]
+    for table in tables_beside(root, root, without_masks(used)[0], any_labels=True):
+        ways += table.ways
+    inner = map(_folders, _candidates(root, levels, trainings, images))
+    for one in islice((one for one in inner if one.is_read), max(1, len(trainings))):
+        one.text = f"give {one.path} if it is the data set"
+        ways.append(one)
+    return ways
 
 
-def _advise_renaming(names: Sequence[str]) -> list[str]:
+def _advise_renaming(names: Sequence[str]) -> list[Answer | str]:
     """Of folders that are called as splits in other words than the ones that are read: their images are not one set."""
     lower = {*map(str.lower, names)}
     if lower <= SPLIT_NAMES.keys() or not lower <= SPLIT_WORDS.keys():
@@ -351,30 +337,28 @@ def notes_on_lists(root: Path, listing: ImageFiles) -> list[Note]:
     return notes
 
 
-def _other_data(root: Path, images: Sequence[str]) -> tuple[list[str], list[Answer]]:
-    """The lists that are not read, and a way to read well-known data; the answer that reads one of them."""
+def _other_data(root: Path, images: Sequence[str]) -> list[Answer | str]:
+    """The lists that are not read, and a way to read well-known data."""
     stems = set(map(_stem, images))
     lists = [path for path in files_beside(root) if names_images(path, stems) or re.search(WORKBOOK, path.name)]
     lists = lists or [*islice(root.rglob("*.json"), 1)]  # of a single image
-    fix = (
-        "move the images of each class into one folder (docs/data.md#labels-of-folders); "
-        "-dataset=torchvision/NAME reads public data sets"
-    )
+    move = "move the images of each class into one folder (docs/data.md#labels-of-folders)"
+    public = "-dataset=torchvision/NAME reads public data sets"
     if not lists:
-        return [fix], []
-    names = ", ".join(map(str, lists[:_MAX_SHOWN]))
+        return [f"{move}; {public}"]
+    names = f"not read: {', '.join(map(str, lists[:_MAX_SHOWN]))}; if the labels are in it, "
     answer = _folders(lists[0], dataset="csv")
-    way = f"-dataset=csv {_path(answer)}"
     if lists[0].suffix.lower() not in TABLE_SUFFIXES:
-        way = "docs/data.md#labels-in-json makes a table of JSON, or save a workbook as CSV"
+        answer.text = f"{names}docs/data.md#labels-in-json makes a table of JSON, or save a workbook as CSV"
     elif answer.is_read and any(map(os.path.isfile, answer.labels)):
-        return [f"not read: {names}; if the labels are in it, {way}; else {fix}"], [answer]
+        answer.text = f"{names}-dataset=csv {answer.path}"
+        return [answer, move, public]
     else:
-        way = "name its columns and the folder of its images (DATA.COLUMNS, DATA.IMAGE_ROOT)"
-    return [f"not read: {names}; if the labels are in it, {way}; else {fix}"], []
+        answer.text = f"{names}name its columns and the folder of its images (DATA.COLUMNS, DATA.IMAGE_ROOT)"
+    return [answer.text, move, public]
 
 
-def _labels_in_paths(root: Path) -> list[Answer]:
+def _labels_in_paths(root: Path) -> list[Answer | str]:
     """The trainings on labels in the paths of the images in `root`, which keep cases together.
 
     None without evidence: folders that recur in several folders, or files whose names differ in a number or in another
@@ -396,20 +380,12 @@ def _labels_in_paths(root: Path) -> list[Answer]:
         answer = _folders(root, labels=expression, groups=case_folders(used, of_labels))
         if not answer.is_read or (found and found[0].counts.keys() == answer.counts.keys()):
             continue
+        names = list_names(sorted(answer.counts), _MAX_NAMES)
+        answer.text = f"-opts {answer.options} reads {len(answer.counts)} classes in the paths, {names}"
         found.insert(0, answer)
         if len(found) == 2 or not all(re.search(r"[\W_]\d", label) for label in labels):
             break
-    return found
-
-
-def _describe_labels(answers: Sequence[Answer]) -> str:
-    ways = []
-    for one in answers:
-        ways.append(
-            f"-opts {one.options} reads {len(one.counts)} classes, {list_names(sorted(one.counts), _MAX_NAMES)}"
-        )
-    example = os.path.relpath(min(answers[0].labels), answers[0].data.data_path)
-    return f"labels are in the paths, as in {shorten(example)}: {'; or '.join(ways)}"
+    return [*found]
 
 
 def _are_classes(labels: Counter[str]) -> bool:

@@ -21,7 +21,7 @@ from datasets.sources.class_names import list_names, positions
 from datasets.sources.groups import suggest_groups
 from datasets.sources.listing import name_like, paths_in
 from datasets.sources.path_words import SPLIT_NAMES, word_in
-from datasets.sources.question import Question, with_columns, without_empty
+from datasets.sources.question import Answer, Question, with_columns, without_empty
 from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arrays, spread
 from datasets.sources.shared_arrays import StringPacker, to_arrays
 from datasets.sources.source import Source, Wanted, without_labels
@@ -117,9 +117,8 @@ class Tables(Source):
         if "val" in tables:  # of train.csv, rows of val and test are not trained on
             file = tables[whole].file
             if layout.split == FOLDERS and "test" in splits:
-                answer = with_columns(self.data, {"split": None})
-                text = f"images of train are in folders of test; if they are for training, -opts {answer.options}"
-                raise Question(f"{file}: {text}; else remove their rows", [answer])
+                ways: list[Answer | str] = [with_columns(self.data, {"split": None}), "remove their rows"]
+                raise Question(f"{file}: images of train are in folders of test; if they are for training, ", ways)
             if "val" in splits and layout.split != FOLDERS:
                 text = f"rows of val in column {layout.split} are not read, beside {tables['val'].file}"
                 tables[whole].notes.append(Note("screen", f"{file}: {text}"))
@@ -390,13 +389,13 @@ def _refuse_several_labels(rows: TableRows, data: Data) -> None:
         is_list = text[:1] in ("[", "(") and len(split_labels(text, ",")) > 1
         if len(target) > 1 or is_marked or are_known or is_list or _NUMBERS.fullmatch(text):
             line = rows.lines[rows.row_target_ids.index(target_id)]
-            answers = {"several": with_columns(data, {}, several=True)}
+            several = with_columns(data, {}, several=True)
+            several.text = f"-dataset=csv {several} trains with several, or write one per image (1, not 1,0)"
+            ways = [several]
             if kept := _one_per_image(rows):
-                answers = {"one per image": with_columns(data, {"label": kept})} | answers
-            ways = "; ".join(f"-dataset=csv -opts {one.options} trains with {how}" for how, one in answers.items())
-            problem = f"target {shorten(text)} has several labels"
-            fix = f"{ways}, or write one per image (1, not 1,0)"
-            raise Question(f"{rows.file}:{line}: {problem}; {fix}", [*answers.values()])
+                ways.insert(0, with_columns(data, {"label": kept}))
+                ways[0].text = f"-dataset=csv {ways[0]} trains with one per image"
+            raise Question(f"{rows.file}:{line}: target {shorten(text)} has several labels; ", ways)
 
 
 def _one_per_image(rows: TableRows) -> list[str]:

@@ -121,6 +121,4 @@ def refuse_unread(place: str, number: int, unread: Mapping[str, int], seen: Iter
     answers = [with_columns(data, way) for way in ways_on(seen, data.given_columns)]
     if not answers:
         return Question(f"{problem}; name columns of 0 and 1 in DATA.COLUMNS")
-    ways = " or ".join(f"-opts {one.options}" for one in answers)
-    fix = f"say if a cell is 0, 1 or null (unknown), or from which number on it is 1: {ways}"
-    return Question(f"{problem}; {fix}", answers)
+    return Question(f"{problem}; say if a cell is 0, 1 or null (unknown), or from which number on it is 1: ", answers)

@@ -11,7 +11,7 @@ from configs.yaml_io import shorten
 from datasets.decoding.images import is_image_name
 from datasets.sources.class_names import list_names
 from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, word_in
-from datasets.sources.question import PLACEHOLDER, Answer, Question, with_columns
+from datasets.sources.question import PLACEHOLDER, Question, with_columns
 from datasets.sources.tables.cells import (
     NO_LABELS,
     CellValues,
@@ -260,8 +260,9 @@ def _unclear_columns(
     several = any("|" in cells.get(str(advice.get("label")), "") for _, cells in table)
     answer = with_columns(data, advice, several)
     found = f"the {kind} are {' or '.join(map(shorten, names)) or 'not clear'} in the columns {shorten(table.header)}"
-    text = f"{table.file}:1: {found}{table.unread}; name them: -opts {answer.options}{hint}"
-    return Question(text, [] if "NAME" in advice.values() else [answer])
+    answer.text += hint
+    ways = [str(answer) if "NAME" in advice.values() else answer]
+    return Question(f"{table.file}:1: {found}{table.unread}; name them: ", ways)
 
 
 def _names(header: Sequence[str], given: Any, documented: str, known: Iterable[re.Pattern[str]]) -> list[str]:
@@ -339,9 +340,9 @@ def _wrong_values(table: Table, column: str, problem: str, data: Data) -> Questi
     answer = with_columns(data, {"split": split})
     if not answer.is_known:
         fix = f"reads these rows, with the value of test, or of val, in place of {PLACEHOLDER} {fix[17:]}"
-        answer = Answer(with_columns(data, {"split": None}).data, answer.options)
-    text = f"DATA.COLUMNS split {shorten(column)}: {problem}; it has {shown}; -opts {answer.options} {fix}"
-    return Question(f"{table.file}:1: {text}", [answer])
+        answer.data = with_columns(data, {"split": None}).data
+    answer.text += f" {fix}"
+    return Question(f"{table.file}:1: DATA.COLUMNS split {shorten(column)}: {problem}; it has {shown}; ", [answer])
 
 
 def _parts_of(values: Iterable[str]) -> dict[str, list[str]]:
