@@ -80,12 +80,12 @@ class Answer:
         return dict(zip(names, np.sum(of_splits, axis=0).tolist(), strict=True))
 
     @property
-    def held_out(self) -> dict[str, str]:
-        """The split of each image that the data hold out, by its absolute path; of an unknown one, all images."""
+    def held_out(self) -> set[str]:
+        """The absolute paths of the images that the data hold out, or perhaps hold out."""
         if not self.is_known:
-            return dict.fromkeys(self.labels, "perhaps test")
+            return {*self.labels}
         own = {"test"} if self.rows.run_split else {"val", "test"}
-        return {path: split for split in own & self.rows.splits.keys() for path in _paths_of(self.rows.splits[split])}
+        return {path for split in own & self.rows.splits.keys() for path in _paths_of(self.rows.splits[split])}
 
 
 def _paths_of(samples: Samples) -> list[str]:

@@ -93,18 +93,13 @@ class TableBeside(NamedTuple):
 
     def or_folders(self, listing: ImageFiles, given: Path) -> Question:
         """The question if the labels are here or in the folders (DATA.CLASS_FOLDERS). given: DATA_PATH."""
-        question = "are the folders the classes, or are the labels in tables"
-        for first in self.answers[:1]:
-            path, label = next(iter((first.held_out or first.labels).items()))
-            shown = shorten(os.path.relpath(path, listing.root))
-            question = f"are the folders the classes, all for training, or is {shown} {shorten(label)}"
+        question = f"are the folders the classes, all for training, or are labels and splits in {self.file}?"
         own = _class_of(listing).items()
-        for one in (_folders(place, class_folders=True) for place in (given, listing.root)):
-            if one.is_read and own <= one.labels.items():
-                names = list_names(listing.class_names, _MAX_SHOWN)
-                one.text = f"{one.path} -opts {one.options} trains on the folders, {names}"
-                return Question(f"{listing.root}: {question}, as in {self.file}? ", [*self.ways, one])
-        return Question(f"{listing.root}: {question}, as in {self.file}? ", self.ways)
+        confirmed = (_folders(place, class_folders=True) for place in (given, listing.root))
+        found = [*islice((one for one in confirmed if one.is_read and own <= one.labels.items()), 1)]
+        for one in found:
+            one.text = f"{one.path} -opts {one.options} trains on the folders, {list_names(listing.class_names, 3)}"
+        return Question(f"{listing.root}: {question} ", [*self.ways, *found])
 
 
 def _folders(place: Path, **changes: Any) -> Answer:
@@ -278,8 +273,8 @@ def _tables_or_folders(
     ways = _advise_renaming([*levels.sizes])
     for table in tables_beside(root, root, without_masks(used)[0], any_labels=True):
         ways += table.ways
-    inner = map(_folders, _candidates(root, levels, trainings, images))
-    for one in islice((one for one in inner if one.is_read), max(1, len(trainings))):
+    inner = (_folders(path).tried() for path in _candidates(root, levels, trainings, images))  # or one in it
+    for one in islice((one for one in inner if one and not one.options), max(1, len(trainings))):
         one.text = f"give {one.path} if it is the data set"
         ways.append(one)
     return ways
@@ -304,13 +299,7 @@ def _candidates(root: Path, levels: Levels, trainings: Sequence[str], images: Se
         if 4 * len(places) >= 3 * len(images):  # of other images
             return
         nested = [name for name in nested if not IDENTIFIER.search(name)]
-    for name in nested:
-        inner = root / name / levels.tops[name]
-        yield inner
-        if len(names) == 1 and not any(map(word_in, levels.inside[name])):  # variants may be in it
-            found = FoundFiles(inner)
-            inside = found.images_in(inner)
-            yield from _candidates(inner, Levels(found.sizes), (), inside)
+    yield from (root / name / levels.tops[name] for name in nested)
 
 
 def notes_on_lists(root: Path, listing: ImageFiles) -> list[Note]:

@@ -68,18 +68,17 @@ def _in_folders(
 ) -> Places | None:
     """The paths, or their ends after the folders that all of them share, in a folder beside the table."""
     of_split, usable = _folders_beside(root, split_of(file.stem))
-    anywhere = bool(others)
     for strip in _shared_folders(listed):
-        here = [Places(file, root, strip, anywhere=anywhere)] if strip else []
-        first = [*here, *(Places(file, folder, strip, anywhere=anywhere) for folder in (*of_split, *others))]
-        found = next((place for place in first if place.contain(sample)), None)
-        if not found:
-            each = (Places(file, folder, strip, anywhere=anywhere) for folder in usable)
-            fitting = [*islice((place for place in each if place.contain(sample)), 2)]
-            found = fitting[0] if len(fitting) == 1 else None
-        if found:
-            found.notes.append(Note("log", f"{file}: the images are in {found.root}"))
-            return found
+
+        def fitting(folders: Sequence[Path], most: int, strip: str = strip) -> list[Places]:
+            each = (Places(file, folder, strip, anywhere=bool(others)) for folder in folders)
+            return [*islice((place for place in each if place.contain(sample)), most)]
+
+        here = [root] if strip else []
+        found = fitting([*here, *of_split, *others], 1) or fitting(usable, 2)
+        if len(found) == 1:
+            found[0].notes.append(Note("log", f"{file}: the images are in {found[0].root}"))
+            return found[0]
     return None
 
 
