@@ -283,7 +283,8 @@ def _named_after_others(names: Sequence[str]) -> list[str]:
     stems = [name.rpartition(".")[0] if is_image_name(name) else name for name in names]
     known, seen, found = set(stems), set[str](), list[str]()
     for name, stem in zip(names, stems, strict=True):
-        if stem in seen or ((match := _MORE_THAN_A_NAME.fullmatch(stem)) and match[1] in known):
+        more = None if stem[-1:].isdecimal() else _MORE_THAN_A_NAME.fullmatch(stem)  # which is slow
+        if stem in seen or (more and more[1] in known):
             found.append(name)
         seen.add(stem)
     return found
