@@ -58,7 +58,8 @@ def read_data(wanted: Wanted, context: ProcessContext) -> Rows:
 def read_alone(data: Data) -> Rows:
     """What a new training on one process reads with these options; its files are not looked for. Raises UserError."""
     found = data.changed(**find_changes(data))
-    return _read(Wanted(found, ("train", "val"), is_new=True, with_test=True), lambda rows, _: rows)
+    wanted = Wanted(found, ("train", "val"), is_new=True, with_test=True, is_dry=True, suggests=False)
+    return _read(wanted, lambda rows, _: rows)
 
 
 def _read(wanted: Wanted, check: Callable[[Rows, Wanted], Rows]) -> Rows:

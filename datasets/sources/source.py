@@ -24,7 +24,7 @@ class Wanted:
     DATA.RENAME, which may name them. num_classes: of the model; None stands for `number_of_classes`. history: of the
     split of data without a validation split. predicts: labels and missing files do not matter. is_new: for a new
     training: labels of a table that are not 0, 1, 2, ... are names, unless `num_classes` is given. is_dry: no file is
-    written beside the data.
+    written beside the data. suggests: notes have options that may fit better.
     """
 
     data: Data
@@ -37,6 +37,7 @@ class Wanted:
     is_new: bool = False
     with_test: bool = False
     is_dry: bool = False
+    suggests: bool = True
 
     @property
     def trains(self) -> bool:

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
-from shlex import quote
 from typing import Any, NamedTuple
 
 from configs.schema import Data
@@ -173,13 +172,11 @@ def _answer_of(place: Path, columns: Columns, folder: Path, known: Set[str]) -> 
     is_one_hot = isinstance(columns["label"], list)
     for image_root in (None, str(folder)):
         data = Data.model_validate({**given, "IMAGE_ROOT": image_root})
-        for way in (with_columns(data, {}, data.multi_label), without_empty(data, is_one_hot)):
-            found = way.tried()
-            if found and not known.isdisjoint(found.labels):
-                root = f" {words_of(image_root=image_root)}" if image_root else ""
-                flags = f"-dataset=csv -data_path={quote(str(place))} -opts"
-                found.options = f"{flags} {found.options}{root}"
-                return found
+        found = with_columns(data, {}, data.multi_label).tried() or without_empty(data, is_one_hot).tried()
+        if found and not known.isdisjoint(found.labels):
+            root = f" {words_of(image_root=image_root)}" if image_root else ""
+            found.options = f"-dataset=csv {found.path} -opts {found.options}{root}"
+            return found
     return None
 
 

@@ -363,7 +363,7 @@ class ImageFolders(Source):
             self._error = found.error_of(listing, trains and is_asked)
         if self._error:  # one error for all splits
             raise self._error
-        if trains:
+        if trains and self.wanted.suggests:
             questions = note_on_inner_classes(listing, self.root) if is_asked else []
             listing.notes += questions or suggest_groups(listing, self.data, None, self.uncut is not None)
         return listing

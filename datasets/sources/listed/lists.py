@@ -78,6 +78,8 @@ class Tables(Source):
             table = parts[split].table
             if table.only_test:
                 raise table.only_test
+            if not self.wanted.suggests:
+                return listing
             listing.notes += suggest_groups(listing, self.data, table, self.uncut is not None)
             if self.uncut and "split" not in self.data.given_columns:
                 listing.notes += _notes_on_lists(table)

@@ -145,10 +145,14 @@ def _values_of(table: Table, path: str = "", places: Places | None = None) -> di
     """
     values: dict[str, set[str]] = {name: set() for name in (*table.header, FOLDERS)}
     levels = defaultdict[int, set[str]](set)
+    seen = set[str]()  # most images are in few folders
     for _, cells in table:
-        for level, folder in enumerate(places.folders(cells[path]) if places else ()):
-            if len(levels[level]) <= 30:  # more are not compared
-                levels[level].add(folder)
+        folder, _, name = cells[path].rpartition("/") if places else ("", "", "")
+        key = f"{folder}/{name}" if places and (places.has_names or "\\" in name) else folder
+        if places and key not in seen:
+            seen.add(key)
+            for level, one in enumerate(places.folders(cells[path])):
+                levels[level].add(one)
         for name, text in cells.items():
             if len(values[name]) <= 30:
                 values[name].add(text)

@@ -127,16 +127,6 @@ def assert_refused(call, *parts):
 COMMAND = r"(?:-(?:dataset|data_path|opts) ?(?:'[^']*'|[^\s';:]+)(?: ?'[^']*'| DATA[^\s';]+)*[ ]?)+"
 
 
-def claims(message: str) -> list[tuple[int, dict[str, int]]]:
-    """What an error says about each command line that it advises: the number of classes, and of images of a class."""
-    found = []
-    for text in re.split(COMMAND, message)[1:]:
-        classes = re.search(r"(\d+) classes, (.*)", text)
-        images = re.findall(r"'([^']+) \((\d+)\)'", classes[2]) if classes else []
-        found.append((int(classes[1]) if classes else 0, {name: int(number) for name, number in images}))
-    return found
-
-
 def typed(message: str, given: Data) -> list[Data]:
     """The options of a run with each command line that an error advises, typed after the given ones."""
     advised = re.findall(COMMAND, message)

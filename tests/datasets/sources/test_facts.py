@@ -80,6 +80,8 @@ patients, 0 and 1 | {p1,p2}/@.png | labels.csv | path,label,split | {path},{labe
 patients, column train | {p1,p2}/@.png | labels.csv | path,label,train | {path},{label},{value} | TRAIN TRAIN TEST | .
 patients, windows | {p1,p2}/@.png | labels.csv | path,label | {windows},{label} | | .
 two tables | {p1,p2}/@.png | {table}.csv | path,label | {path},{label} | | . | {tables: one other}
+two tables, flat | @.png | {table}.csv | path,label | {path},{label} | | . | {tables: one other}
+copies of Windows | {cat,dog} (@).jpg | | | | | .
 # Well-known sets
 GTSRB | Train/{0,1,2,3}/@.png | Train.csv | Width,Height,ClassId,Path | 27,26,{parent},{path} | | .
 Food-101 | images/{pie,ramen}/@.jpg | classes.txt | | {parent} | | .
@@ -145,7 +147,7 @@ def readings(root):
         for name, parts, *_ in cells_of(rows)[1:]:
             yield (
                 f"{group} {name}",
-                options(tree(root / name.replace(" ", "_") / "R", *parts.split()), dataset="folder"),
+                options(tree(root / f"{group}_{name}".replace(" ", "_") / "R", *parts.split()), dataset="folder"),
             )
     for name, (images, tables, _) in test_known_sets.SETS.items():
         folder = root / f"set {name}" / name.split("-")[0]
