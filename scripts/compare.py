@@ -1,36 +1,49 @@
 """Says whether a model is worse than another one, on images that neither was trained on.
 
     python scripts/compare.py OLD NEW -data_path=DIR -margin=0.5
+    python scripts/compare.py SWEEP/BASE_LR=1e-3 SWEEP/BASE_LR=2e-3    # two settings, over their seeds
 
-OLD, NEW: folders of runs, or weight files. The images are those that OLD has held out, or with -split=all all images,
-without those that OLD or NEW was trained on. The exit status is 0 if NEW is not worse, 10 if it is, and 11 if the
-images are too few to tell; 1 and 2 as of all programs (docs/operation.md).
+OLD, NEW: folders of runs, or weight files; or settings of at least three seeds: a folder of runs that differ only in
+their seed, or SWEEP/KEY=VALUE, the runs of a sweep with this value.
+
+The images are those that OLD has held out, or with -split=all all images, without those that OLD or NEW was trained
+on. The exit status is 0 if NEW is not worse, 10 if it is, and 11 if the images are too few to tell; 1 and 2 as of all
+programs (docs/operation.md).
 """
 
 import sys
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import Command, parse_command_line
+from configs.schema.operating_point import OperatingPoint
 from configs.weights import NO_RECORD, PLACE, SPLIT, WeightsRecord, keys_in_section
+from datasets.batch import is_padding
 from datasets.loading.loader import build_eval_loader
+from datasets.sources.class_names import list_names, names_of_labels
 from datasets.sources.samples import Samples
 from datasets.sources.split import hash_paths
 from engine.checkpoint.weights_record import read_record
 from engine.evaluation.images import IMAGES, read_trained
 from engine.evaluation.intervals import OF_POINT, decide_at
-from engine.evaluation.paired import paired_limits
+from engine.evaluation.paired import LimitsAt, limits_at_goal, limits_over_seeds, paired_limits
 from engine.evaluation.results import SampleResults
 from engine.evaluation.session import EvaluationSession, build_evaluation_session
+from engine.plan.decision import operating_goal
+from engine.report.contents import read_contents
+from engine.report.settings import FEWEST_SEEDS
+from engine.report.tables import compared_options
 from engine.run.log import RunLogger
 from engine.run.record import read_run
 from scripts.flags import add_flag, find_source, script_parser, split_flags, split_sources
+from scripts.sweep import newest_runs
 from scripts.weights.trained_model import locate_weights
 from utils.distributed import ProcessContext, single_process
 from utils.errors import UserError, print_escaped
@@ -40,6 +53,7 @@ from utils.processes.entry import run_script
 SCRIPT = "scripts/compare.py"
 NOT_WORSE, WORSE, UNKNOWN = 0, 10, 11  # exit statuses
 POINT = "operating_point"
+NO_IMAGE = "no image is left to compare; train NEW with -held_out=OLD, or give others with -data_path"
 
 
 def main(argv: list[str]) -> int:
@@ -56,60 +70,150 @@ def main(argv: list[str]) -> int:
         raise UserError(f"give two models and a margin from 0 on: python {SCRIPT} OLD NEW -data_path=DIR -margin=0.5")
     if flags.metric in METRICS:
         rest += ["-opts", f"EVAL.BEST_METRIC={flags.metric}"]
-    files = [locate_weights(find_source(name)) for name in names]
-    of_old = read_record(str(files[0])) or NO_RECORD
+    pairs = _pairs(names)
     context = single_process()
-    new = build_evaluation_session(
-        _command(files[1], of_old, rest), context, RunLogger(context)
-    )  # its notes: on other images
+    of_old = read_record(str(pairs[0][0])) or NO_RECORD
+    typed = _command(pairs[0][0], of_old, rest)
+    has_goal = flags.metric in (None, POINT) and _types_goal(typed)
+    if (has_goal or flags.metric == POINT) and len(pairs) > 1:
+        raise UserError(f"-metric={POINT} compares two models; give two runs, or another metric for settings")
+
+    def build(file: Path, logger: RunLogger) -> EvaluationSession:
+        command = _command(file, of_old, rest)
+        if has_goal:  # which the weights need not have
+            config = command.config
+            command = replace(command, config=config.changed(eval=config.eval.changed(operating_point=None)))
+        return build_evaluation_session(command, context, logger)
+
+    silent = RunLogger(context)  # the notes of the others: on other images
     logger = RunLogger(context)
-    old = build_evaluation_session(_command(files[0], of_old, rest), context, logger)
+    new = build(pairs[0][1], silent)
+    old = build(pairs[0][0], logger)
     logger.begin()
-    samples = old.plan.samples
-    samples.hash_content()
-    results = [_evaluate(session, samples, context) for session in (old, new)]
-    is_read = np.intersect1d(*(found.readable for found in results))
-    is_trained = _are_trained("OLD", samples, old, files[0]) | _are_trained("NEW", samples, new, files[1])
-    is_read = is_read[~is_trained[is_read]]
-    print(f"Compared: {len(is_read)} images")
-    if old.plan.images.split == "val" and old.plan.record.is_of(old.plan.config.data):
-        has_test = read_run(files[0].parent).get("result", {}).get("test")
-        fix = "; -split=test compares on test images" if has_test else ""
-        print(f"These images chose the epoch and thresholds of OLD: its figures are too good{fix}")
-    before, after = (found.take(is_read) for found in results)
-    metric = best_metric(flags.metric, old.evaluator.multi_label)
-    figures = [(metric, before, after)]
-    if flags.metric == POINT:
-        figures = _figures_at_points(old, new, before, after)
-    statuses = [_compare(*figure, files, flags.margin, len(is_read)) for figure in figures]
+    others = [[build(file, silent) for file in files] for files in pairs[1:]]
+    before, after = _results([[old, new], *others], pairs, context)
+    _note_on_choice(old, pairs[0][0])
+    if has_goal:
+        point = operating_goal(typed.config, names_of_labels(old.plan.samples, old.plan.config.model.num_logits))
+        figures = [_at_goal(point, before[0], after[0])]
+    elif flags.metric == POINT:
+        figures = _at_points(old, new, before[0], after[0])
+    else:
+        figures = [_figure(best_metric(flags.metric, old.evaluator.multi_label), before, after)]
+    sources = names if len(pairs) > 1 else [str(file) for file in pairs[0]]
+    statuses = [_compare(figure, sources, flags.margin, len(before[0].targets)) for figure in figures]
     return min(filter(None, statuses), default=NOT_WORSE)  # of both figures of a point, worse counts first
 
 
-def _compare(
-    metric: Metric, before: SampleResults, after: SampleResults, files: list[Path], margin: float, images: int
-) -> int:
-    """Prints the figures of both models and their difference; returns the exit status. Raises UserError: no images.
+def _types_goal(command: Command) -> bool:
+    """Whether -opts has an operating point; a record of the weights may have one, too."""
+    is_typed = any(option.startswith("EVAL.OPERATING_POINT") for option in command.flags.opts)
+    return is_typed and command.config.eval.operating_point is not None
+
+
+def _note_on_choice(old: EvaluationSession, file: Path) -> None:
+    if old.plan.images.split == "val" and old.plan.record.is_of(old.plan.config.data):
+        has_test = read_run(file.parent).get("result", {}).get("test")
+        fix = "; -split=test compares on test images" if has_test else ""
+        print(f"These images chose the epoch and thresholds of OLD: its figures are too good{fix}")
+
+
+def _results(
+    sessions: Sequence[Sequence[EvaluationSession]], pairs: Sequence[tuple[Path, Path]], context: ProcessContext
+) -> list[list[SampleResults]]:
+    """The results of OLD and of NEW, of each pair, on the samples that all have read and none was trained on."""
+    samples = sessions[0][0].plan.samples
+    samples.hash_content()
+    found: list[list[SampleResults]] = [[], []]
+    is_compared = np.ones(len(samples), bool)
+    for pair, files in zip(sessions, pairs, strict=True):
+        for name, session, file, results in zip(("OLD", "NEW"), pair, files, found, strict=True):
+            results.append(_evaluate(session, samples, context))
+            is_compared &= ~is_padding(results[-1].targets) & ~_are_trained(name, samples, session, file)
+    rows = np.flatnonzero(is_compared)
+    print(f"Compared: {len(rows)} images")
+    return [[one.take(rows) for one in results] for results in found]
+
+
+def _pairs(names: list[str]) -> list[tuple[Path, Path]]:
+    """The weight files of both models, or of two settings those of each seed that both have.
+
+    Raises UserError: a model beside a setting, or fewer than 3 seeds.
+    """
+    old, new = (_by_seed(name) for name in names)
+    if len(old) == len(new) == 1:
+        return [*zip(old.values(), new.values(), strict=True)]
+    seeds = [seed for seed in old if seed in new]
+    if len(seeds) < FEWEST_SEEDS:
+        raise UserError(
+            f"two settings need {FEWEST_SEEDS} seeds in common; {names[0]} has {[*old]}, {names[1]} has {[*new]}"
+        )
+    return [(old[seed], new[seed]) for seed in seeds]
+
+
+def _by_seed(name: str) -> dict[Any, Path]:
+    """The weight file of each seed of a setting, or of one model by None. Raises UserError: its runs differ in more."""
+    folder = Path(name)
+    finished = ("finished", "stopped")
+    runs = []
+    if folder.is_dir() and not any(folder.glob("*.pth")):
+        runs = [path for path, state in newest_runs(folder).values() if state in finished]
+    elif folder.parent.is_dir() and not folder.exists():
+        words = {*folder.name.split(",")}
+        of_sweep = newest_runs(folder.parent).items()
+        runs = [path for run, (path, state) in of_sweep if words <= {*run.split(",")} and state in finished]
+    if not runs:
+        return {None: locate_weights(find_source(name))}
+    contents = [read_contents(run) for run in runs]
+    others = [key for key in compared_options(contents) if key != "SEED"]
+    if others:
+        raise UserError(f"{name}: its runs differ in {list_names(others)}; give SWEEP/KEY=VALUE")
+    return {one.options["SEED"]: locate_weights(one.folder) for one in contents}
+
+
+class Compared(NamedTuple):
+    """A figure of OLD and of NEW, as texts, and the limits of NEW - OLD in favor of NEW. images: of the figure."""
+
+    title: str
+    texts: Sequence[str]
+    order: str
+    difference: float
+    limits_at: LimitsAt
+
+
+def _figure(metric: Metric, before: list[SampleResults], after: list[SampleResults]) -> Compared:
+    """Of two models, or the mean over the seeds of two settings. Raises UserError: no images."""
+    if not len(before[0].targets):
+        raise UserError(NO_IMAGE)
+    order = "NEW - OLD" if metric.sign > 0 else "OLD - NEW"
+    values = [[metric.compute(results) for results in one] for one in (before, after)]
+    difference = metric.sign * float(np.mean(values[1]) - np.mean(values[0]))
+    texts = [metric.text(float(np.mean(one))) for one in values]
+    if len(before) == 1:
+        return Compared(metric.title, texts, order, difference, paired_limits(after[0], before[0], metric))
+    for place, one in enumerate(values):
+        texts[place] += f", mean of {len(one)} seeds, deviation {np.std(one, ddof=1):.4g}"
+    return Compared(metric.title, texts, order, difference, limits_over_seeds(after, before, metric))
+
+
+def _compare(figure: Compared, sources: list[str], margin: float, images: int) -> int:
+    """Prints the figures of both models and their difference; returns the exit status.
 
     images: the number of the compared ones, of which a figure at a point has a part.
     """
-    if not len(before.targets):
-        raise UserError("no image is left to compare; train NEW with -held_out=OLD, or give others with -data_path")
-    for name, found, file in (("OLD", before, files[0]), ("NEW", after, files[1])):
-        print_escaped(f"{name}: {metric.title} {metric.text(metric.compute(found))} ({file})")
-    difference = metric.gain(after, before)
-    limits_at = paired_limits(after, before, metric)
-    low, high = limits_at(1)
-    order = "NEW - OLD" if metric.sign > 0 else "OLD - NEW"  # positive in favor of NEW
-    print(f"Difference, {order}: {difference:+.4g}, 95% interval {low:+.4g} to {high:+.4g}")
-    status, verdict = judge(limits_at, margin, images)
+    for name, text, source in zip(("OLD", "NEW"), figure.texts, sources, strict=True):
+        print_escaped(f"{name}: {figure.title} {text} ({source})")
+    low, high = figure.limits_at(1)
+    print(f"Difference, {figure.order}: {figure.difference:+.4g}, 95% interval {low:+.4g} to {high:+.4g}")
+    status, verdict = judge(figure.limits_at, margin, images)
     print(f"{verdict} (margin {margin:g})")
     return status
 
 
-def _figures_at_points(
+def _at_points(
     old: EvaluationSession, new: EvaluationSession, before: SampleResults, after: SampleResults
-) -> list[tuple[Metric, SampleResults, SampleResults]]:
-    """Specificity and sensitivity at the operating points, as arguments of `_compare`.
+) -> list[Compared]:
+    """Specificity and sensitivity at the thresholds of the weights.
 
     Raises UserError: a model has no threshold, or one of another class.
     """
@@ -118,15 +222,29 @@ def _figures_at_points(
     if len(names) < 2 or names[0] != names[1]:
         raise UserError(
             f"-metric={POINT}: OLD and NEW need a threshold of one class, not {names}; "
-            "train both with one EVAL.OPERATING_POINT, or give another metric"
+            "train both with one EVAL.OPERATING_POINT, or give it here with -opts, or give another metric"
         )
+    print("Each model decides at the threshold of its weights; -opts EVAL.OPERATING_POINT compares at one goal")
     was, now = (decide_at(found.calibrated, point) for found, point in zip((before, after), points, strict=True))
     figures = []
     for target, name in enumerate(OF_POINT):
         rows = np.flatnonzero(was.targets == target)
         metric = replace(METRICS["top1"], title=f"{name} of {names[0]}")
-        figures.append((metric, was.take(rows), now.take(rows)))
+        figures.append(_figure(metric, [was.take(rows)], [now.take(rows)]))
     return figures
+
+
+def _at_goal(point: OperatingPoint | None, before: SampleResults, after: SampleResults) -> Compared:
+    """The sensitivity at a specificity, or the reverse."""
+    assert point
+    _, is_own = before.of_class(point.label)
+    if is_own.all() or not is_own.any():
+        raise UserError(NO_IMAGE)
+    print(f"The threshold of each model is chosen on these images; -metric={POINT} alone takes those of the weights")
+    values, limits_at = limits_at_goal(after, before, point)
+    title = f"{OF_POINT[bool(point.specificity)]} of {point.name} at {point.title}"
+    texts = [METRICS["top1"].text(value) for value in values]
+    return Compared(title, texts, "NEW - OLD", values[1] - values[0], limits_at)
 
 
 def _command(file: Path, of_old: WeightsRecord, rest: list[str]) -> Command:
@@ -190,7 +308,7 @@ def judge(limits_at: Callable[[float], tuple[float, float]], margin: float, imag
 
     numbers = range(images, 10**12)
     needed = bisect_left(numbers, True, key=is_told)
-    fix = "no number of images shows a difference of 0 within a margin of 0"
+    fix = f"no number of images is enough for a margin of {margin:g}"
     if needed < len(numbers):
         fix = f"about {numbers[needed]:,} images like these are needed in all"
     return UNKNOWN, f"Cannot be told: {fix}"

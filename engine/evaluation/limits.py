@@ -4,9 +4,10 @@ The angle arcsin(sqrt(x)) of a share x of the beta distribution has the density 
 is smooth and nearly normal: Gauss and Legendre's quadrature integrates it.
 """
 
+import math
 from bisect import bisect_left
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -102,6 +103,35 @@ def newcombe(areas: np.ndarray, own: np.ndarray, others: np.ndarray) -> tuple[np
             outside = np.where(is_near, outside, middle)
         limits.append(outside)
     return limits[0], limits[1]
+
+
+class Difference(NamedTuple):
+    """of_seeds: the part of the squared error that more images leave."""
+
+    mean: float
+    error: float
+    freedom: int
+    p: float
+    of_seeds: float
+
+
+def difference_of(gains: np.ndarray) -> Difference:
+    """The mean of the differences of K seeds on n images, float (K, n), its standard error, degrees of freedom, and p.
+
+    Seeds and images are random: the variance is (MS_seed + max(MS_image - MS_rest, 0)) / (K n) with K - 1 degrees of
+    freedom, as of readers and cases (Obuchowski and Rockette, 1995; Hillis, 2007).
+    """
+    seeds, images = gains.shape
+    mean = float(gains.mean())
+    of_seeds = gains.mean(1, keepdims=True)
+    of_images = gains.mean(0, keepdims=True)
+    rest = gains - of_seeds - of_images + mean
+    ms_seed = images * np.sum((of_seeds - mean) ** 2) / (seeds - 1)
+    ms_image = seeds * np.sum((of_images - mean) ** 2) / (images - 1)
+    ms_rest = np.sum(rest**2) / ((seeds - 1) * (images - 1))
+    error = math.sqrt((ms_seed + max(ms_image - ms_rest, 0)) / (seeds * images))
+    p = two_sided_p(mean / error, seeds - 1) if error else float(mean == 0)
+    return Difference(mean, error, seeds - 1, p, max(ms_seed - ms_rest, 0) / (seeds * images))
 
 
 def _angle_quantile(probability: float, a: Any, b: Any) -> np.ndarray:

@@ -1,15 +1,18 @@
-"""The 95% limits of the difference of two models on the same samples.
+"""The 95% limits of the difference of two models, or of two settings over seeds, on the same samples.
 
 Legend: U units: the images or, with groups, the groups.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from configs.schema.operating_point import OperatingPoint
 from engine.evaluation.influence import KINDS, Units, freedom_of, units_of
-from engine.evaluation.limits import Z, t_quantile
+from engine.evaluation.limits import Z, difference_of, t_quantile
+from engine.evaluation.ranking import figure_at
 from engine.evaluation.results import SampleResults
 from utils.errors import UserError
 from utils.metric_table import Metric
@@ -36,7 +39,8 @@ def paired_limits(new: SampleResults, old: SampleResults, metric: Metric) -> Lim
     units = units_of(old)
     difference = metric.gain(new, old)
     if metric.kind is None:
-        return _bootstrap(metric.gain, new, old, units, difference)
+        rows = old.readable
+        return _bootstrap(lambda drawn: metric.gain(new.take(rows[drawn]), old.take(rows[drawn])), units)
     figures = [KINDS[metric.kind](results, metric.of, units) for results in (new, old)]
     changes = figures[0].changes - figures[1].changes
     variance = float(changes @ changes)
@@ -58,31 +62,86 @@ def paired_limits(new: SampleResults, old: SampleResults, metric: Metric) -> Lim
     return limits_at
 
 
-def _bootstrap(
-    gain: Callable[[SampleResults, SampleResults], float],
-    new: SampleResults,
-    old: SampleResults,
-    units: Units,
-    difference: float,
-) -> LimitsAt:
-    """An expanded percentile bootstrap of pairs: the units are drawn for both models together (Efron and Tibshirani,
-    1993), and the distances are times t / 1.96 * sqrt(U / (U - 1)) (Hesterberg, 2015). Of more images its limits are
-    nearer by the square root.
+def limits_over_seeds(new: Sequence[SampleResults], old: Sequence[SampleResults], metric: Metric) -> LimitsAt:
+    """As `paired_limits`, of two settings with a model of each seed: of readers and cases, with the jackknife's
+    pseudo-values of each image or group (Dorfman, Berbaum and Metz, 1992). More images do not narrow the part of the
+    seeds. Also raises UserError: a metric without changes.
     """
-    number = units.number
+    if metric.kind is None or new[0].lacks_groups or old[0].lacks_groups:
+        raise UserError(f"no interval of the {metric.title} over seeds without the groups; compare single runs")
+    units = units_of(old[0])
+    scale = metric.sign * (100.0 if metric.is_percent else 1.0)
+    gains = []
+    for pair in zip(new, old, strict=True):
+        changes, others = (KINDS[metric.kind](results, metric.of, units).changes for results in pair)
+        gains.append(metric.gain(*pair) + scale * units.number * (changes - others))
+    found = difference_of(np.stack(gains))
+
+    def limits_at(factor: float) -> tuple[float, float]:
+        variance = found.of_seeds + (found.error**2 - found.of_seeds) / factor
+        least = 2 * (metric.is_percent * scale / (factor * units.number + 2)) ** 2
+        distance = float(t_quantile(found.freedom)) * math.sqrt(max(variance, least))
+        return found.mean - distance, found.mean + distance
+
+    return limits_at
+
+
+def limits_at_goal(new: SampleResults, old: SampleResults, point: OperatingPoint) -> tuple[list[float], LimitsAt]:
+    """The `figure_at` a goal of `old` and of `new`, and the limits of their difference: of a bootstrap that draws the
+    samples with and without the class apart, and chooses both thresholds again in each draw (as R's pROC).
+
+    Raises UserError: as `paired_limits`.
+    """
+    if new.lacks_groups or old.lacks_groups:
+        raise UserError("no interval: the groups of the images are not known; give DATA.GROUPS for all of them")
+    rows = old.rows_of_class(point.label)
+    pair = [results.take(rows).of_class(point.label) for results in (old, new)]
+    is_own = pair[0][1]
+
+    def figures(drawn: Any) -> list[float]:
+        return [figure_at(point, scores[drawn], is_own[drawn]) for scores, _ in pair]
+
+    def gain(drawn: np.ndarray) -> float:
+        before, after = figures(drawn)
+        return after - before
+
+    units = units_of(old.take(rows))
+    strata = np.zeros(units.number, bool) if units.are_groups else is_own
+    alike = float(np.sum(is_own if point.specificity else ~is_own))
+    return figures(slice(None)), _bootstrap(gain, units, strata, alike)
+
+
+def _bootstrap(
+    gain: Callable[[np.ndarray], float], units: Units, strata: np.ndarray | None = None, alike: float = math.inf
+) -> LimitsAt:
+    """An expanded percentile bootstrap of pairs: the units are drawn for both models together, of each stratum its
+    number (Efron and Tibshirani, 1993), and the distances are times t / 1.96 * sqrt(U / (U - 1)) (Hesterberg, 2015) of
+    the smallest stratum. Of more images its limits are nearer by the square root.
+
+    gain: of the samples drawn, int64 (M,). alike: the images of the figure, for the least distance of `paired_limits`.
+    """
+    sides = [np.arange(units.number)]
+    if strata is not None:
+        sides = [side for side in (np.flatnonzero(strata), np.flatnonzero(~strata)) if len(side)]
+    number = min(map(len, sides))
     generator = np.random.default_rng(0)
+    rows = np.arange(len(units.of_rows))
+    difference = gain(rows)
     values = []
     for _ in range(_DRAWS):
-        drawn = np.bincount(generator.integers(number, size=number), minlength=number)
-        rows = np.repeat(old.readable, drawn[units.of_rows])
-        values.append(gain(new.take(rows), old.take(rows)))
-    low, high = np.nanquantile(values, (0.025, 0.975)).tolist()
+        chosen = np.concatenate([generator.choice(side, len(side)) for side in sides])
+        drawn = np.bincount(chosen, minlength=units.number)
+        values.append(gain(np.repeat(rows, drawn[units.of_rows])))
+    ends = np.nanquantile(values, (0.025, 0.975)) - difference
 
     def limits_at(factor: float) -> tuple[float, float]:
         at_factor = number * factor
         if at_factor < 2:
             return -math.inf, math.inf
-        expanded = float(t_quantile(at_factor - 1)) / Z * math.sqrt(at_factor / (at_factor - 1) / factor)
-        return difference - expanded * (difference - low), difference + expanded * (high - difference)
+        quantile = float(t_quantile(at_factor - 1))
+        expanded = quantile / Z * math.sqrt(at_factor / (at_factor - 1) / factor)
+        least = 100 * quantile * math.sqrt(2) / (factor * alike + 2)
+        low, high = expanded * ends
+        return max(difference + min(low, -least), -100), min(difference + max(high, least), 100)
 
     return limits_at

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from configs.schema.operating_point import Goal
 from datasets.sources.samples import UNKNOWN, is_multi_hot
+from engine.evaluation.limits import share_by_limit
 from utils.metric_table import OPERATING, OPERATING_POINTS
 
 LOWEST = float(np.finfo(np.float32).min)  # the score of a class that is NaN
@@ -166,6 +168,24 @@ def roc_points(scores: np.ndarray, is_own: np.ndarray) -> tuple[np.ndarray, ...]
     hits = positives - missed
     shares = divide(hits, positives), divide(right, negatives), divide(hits, hits + negatives - right)
     return every, *(100 * share for share in shares)
+
+
+def figure_at(point: Goal, scores: np.ndarray, is_own: np.ndarray) -> float:
+    """The highest sensitivity, or for a goal of the sensitivity the specificity, of a threshold that reaches the goal,
+    percent; 0 if none does."""
+    _, _, other, is_possible = points_at(point, scores, is_own)
+    return float(other[is_possible].max(initial=0))
+
+
+def points_at(point: Goal, scores: np.ndarray, is_own: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Each distinct score, the figure of the goal from it on, the other one, and whether it reaches the goal."""
+    every, sensitivity, specificity, _ = roc_points(scores, is_own)
+    figure, other, of_figure = sensitivity, specificity, is_own
+    if point.specificity:
+        figure, other, of_figure = specificity, sensitivity, ~is_own
+    goal = point.specificity or point.sensitivity or 0
+    least = share_by_limit(goal, int(of_figure.sum())) if point.by_limit else goal
+    return every, figure, other, (figure >= 100 * least) & (figure > 0) & (other > 0)
 
 
 def mean_defined(values: np.ndarray) -> float:

@@ -18,15 +18,14 @@ from configs.schema.operating_point import Decision, OperatingPoint
 from datasets.batch import PADDING, is_padding
 from datasets.sources.samples import UNKNOWN, Samples, has_label, is_multi_hot
 from engine.evaluation.calibration import Calibration, calibration, choose_temperature, temper
-from engine.evaluation.limits import share_by_limit
 from engine.evaluation.ranking import (
     RankingFigures,
     divide,
     mean_defined,
+    points_at,
     rank_labels,
     rank_samples,
     read_labels,
-    roc_points,
     threshold_at,
     to_finite,
 )
@@ -65,17 +64,10 @@ def choose_threshold(results: "SampleResults", point: OperatingPoint) -> float |
 
     None if the goal is reached only with a sensitivity or a specificity of 0, or without samples of both kinds.
     """
-    scores, is_own = results.of_class(point.label)
-    every, sensitivity, specificity, _ = roc_points(scores, is_own)
-    figure, of_figure = (specificity, ~is_own) if point.specificity else (sensitivity, is_own)
-    goal = point.specificity or point.sensitivity or 0
-    least = share_by_limit(goal, int(of_figure.sum())) if point.by_limit else goal
-    is_possible = figure >= 100 * least
-    is_possible &= (sensitivity > 0) & (specificity > 0)
+    every, figure, other, is_possible = points_at(point, *results.of_class(point.label))
     if not is_possible.any():
         return None
-    order = (specificity, sensitivity) if point.specificity else (sensitivity, specificity)
-    return threshold_at(every, np.lexsort((*order, is_possible))[-1])
+    return threshold_at(every, np.lexsort((figure, other, is_possible))[-1])
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,19 @@
 """Settings of a sweep: the difference of each to the first, over seeds and images together."""
 
-import math
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
 
-from engine.evaluation.limits import t_quantile, two_sided_p
+from engine.evaluation.limits import Difference, difference_of, t_quantile
 from engine.report.contents import RunContents
 from engine.report.tables import Group
 from engine.run.record import EVALUATION, PER_IMAGE
 from utils.metric_table import METRICS
 from utils.tables import read_csv_rows
 
-_FEWEST_SEEDS = 3
+FEWEST_SEEDS = 3
 
 
 def compare_settings(groups: Sequence[Group]) -> None:
@@ -30,14 +28,14 @@ def compare_settings(groups: Sequence[Group]) -> None:
         if difference:
             found.append((difference.p, group, difference))
     least = 0.0
-    for place, (p, group, (mean, error, freedom, _)) in enumerate(sorted(found, key=lambda row: row[0])):
+    for place, (p, group, (mean, error, freedom, *_)) in enumerate(sorted(found, key=lambda row: row[0])):
         distance = error * float(t_quantile(freedom, 1 - 0.025 / len(found)))
         least = max(least, min(1.0, p * (len(found) - place)))
         limits = {"difference_low": mean - distance, "difference_high": mean + distance, "difference_p": least}
         group.figures.update({"difference": mean} | limits)
 
 
-def _difference(group: Group, first: Group) -> "Difference | None":
+def _difference(group: Group, first: Group) -> Difference | None:
     metric = METRICS[group.figures["metric"]]
     read = {"top1": _hits, "loss": _losses}.get(metric.name)
     if read is None or group.are_folds or group.figures["metric"] != first.figures["metric"]:
@@ -52,7 +50,7 @@ def _difference(group: Group, first: Group) -> "Difference | None":
         images |= {names, other_names}
         if names == other_names:
             gains.append(own - others)
-    if len(gains) < _FEWEST_SEEDS or len(images) != 1 or len(gains[0]) < 2:
+    if len(gains) < FEWEST_SEEDS or len(images) != 1 or len(gains[0]) < 2:
         return None
     return difference_of(np.stack(gains))
 
@@ -75,29 +73,3 @@ def _losses(run: RunContents) -> tuple[np.ndarray, tuple[str, ...]]:
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         return np.array([]), ()
     return results.losses.astype(float), tuple(map(str, zip(names, results.targets.tolist(), strict=True)))
-
-
-class Difference(NamedTuple):
-    mean: float
-    error: float
-    freedom: int
-    p: float
-
-
-def difference_of(gains: np.ndarray) -> Difference:
-    """The mean of the differences of K seeds on n images, float (K, n), its standard error, degrees of freedom, and p.
-
-    Seeds and images are random: the variance is (MS_seed + max(MS_image - MS_rest, 0)) / (K n) with K - 1 degrees of
-    freedom, as of readers and cases (Obuchowski and Rockette, 1995; Hillis, 2007).
-    """
-    seeds, images = gains.shape
-    mean = float(gains.mean())
-    of_seeds = gains.mean(1, keepdims=True)
-    of_images = gains.mean(0, keepdims=True)
-    rest = gains - of_seeds - of_images + mean
-    ms_seed = images * np.sum((of_seeds - mean) ** 2) / (seeds - 1)
-    ms_image = seeds * np.sum((of_images - mean) ** 2) / (images - 1)
-    ms_rest = np.sum(rest**2) / ((seeds - 1) * (images - 1))
-    error = math.sqrt((ms_seed + max(ms_image - ms_rest, 0)) / (seeds * images))
-    p = two_sided_p(mean / error, seeds - 1) if error else float(mean == 0)
-    return Difference(mean, error, seeds - 1, p)

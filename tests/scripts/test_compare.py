@@ -14,11 +14,14 @@ import pytest
 import torch
 from conftest import TINY_VIT, config_for, each_value, refused, run_here, train
 from scipy.stats import t, ttest_rel
+from sklearn.metrics import roc_curve
 
+from configs.schema.operating_point import OperatingPoint
 from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.split import RunSplit, hash_paths
 from engine.evaluation.images import IMAGES
-from engine.evaluation.paired import paired_limits
+from engine.evaluation.limits import difference_of
+from engine.evaluation.paired import limits_at_goal, limits_over_seeds, paired_limits
 from engine.evaluation.results import SampleResults, results_of_scores
 from engine.plan.training import _split_as
 from scripts import compare
@@ -26,6 +29,7 @@ from scripts.compare import judge
 from tests.datasets.sources.source_helpers import write_image
 from utils.metric_table import METRICS
 
+EQUAL_300 = 100 * 2**0.5 / 302
 SCIPY, STATSMODELS, CLUSTERED, EQUAL = [-1.25, 5.25], [-1.18, 5.18], [-1.66, 5.66], [-0.69, 0.69]
 
 POINT = "-metric=operating_point"
@@ -113,6 +117,55 @@ def test_the_difference_of_kappas_may_be_more_than_100():
     difference = METRICS["quadratic_kappa"].gain(*pair)
     assert 100 < difference < 200
     assert low < difference < high <= 200
+
+
+def test_settings_are_compared_over_seeds_and_images():
+    """Of top-1 the readers and cases of the hits themselves; more images narrow the part of the images alone."""
+    hits = np.random.default_rng(3).random((2, 4, 300)) < np.linspace(0.7, 0.9, 4)[:, None]
+    hits[0] |= np.random.default_rng(4).random(300) < 0.2
+    new, old = ([results_of_hits(one) for one in setting] for setting in hits)
+    limits_at = limits_over_seeds(new, old, METRICS["top1"])
+    expected = difference_of(100.0 * hits[0] - 100.0 * hits[1])
+    distance = t.ppf(0.975, 3) * expected.error
+    assert limits_at(1) == pytest.approx((expected.mean - distance, expected.mean + distance))
+    low, high = limits_at(1e12)
+    assert high - low == pytest.approx(2 * t.ppf(0.975, 3) * math.sqrt(expected.of_seeds))
+    gains = [METRICS["auroc"].gain(*pair) for pair in zip(new, old, strict=True)]
+    low, high = limits_over_seeds(new, old, METRICS["auroc"])(1)
+    assert (low + high) / 2 == pytest.approx(np.mean(gains))
+    assert limits_over_seeds(old, old, METRICS["top1"])(1)[1] == pytest.approx(t.ppf(0.975, 3) * EQUAL_300)
+    with refused("calibration error"):
+        limits_over_seeds(new, old, METRICS["ece"])
+
+
+@pytest.mark.parametrize("goal", [{"specificity": 0.9}, {"sensitivity": 0.8}])
+def test_models_are_compared_at_one_goal_with_thresholds_of_each_draw(goal):
+    """A bootstrap of both classes with scikit-learn's curve."""
+    generator = np.random.default_rng(0)
+    targets = np.repeat([0, 1], [150, 50])
+    shared = generator.normal(size=200) + targets
+    scores = [shared + generator.normal(size=200) / 2 + gain * targets for gain in (0.5, 1.5)]
+    pair = [results_of_scores(targets, np.stack([-one, one], 1).astype(np.float32)) for one in scores]
+    point = OperatingPoint(name="ill", label=1, **goal)
+
+    def figure(score: np.ndarray, own: np.ndarray) -> float:
+        false, true, _ = roc_curve(own, score, drop_intermediate=False)
+        if "specificity" in goal:
+            return 100 * true[1 - false >= 0.9 - 1e-12].max()
+        return 100 * (1 - false)[true >= 0.8 - 1e-12].max()
+
+    values, limits_at = limits_at_goal(pair[1], pair[0], point)
+    assert values == pytest.approx([figure(one, targets) for one in scores])
+    draws = []
+    for _ in range(1000):
+        drawn = np.concatenate([generator.integers(0, 150, 150), generator.integers(150, 200, 50)])
+        draws.append(figure(scores[1][drawn], targets[drawn]) - figure(scores[0][drawn], targets[drawn]))
+    expanded = t.ppf(0.975, 49) / 1.96 * math.sqrt(50 / 49)
+    difference = values[1] - values[0]
+    expected = difference + expanded * (np.quantile(draws, (0.025, 0.975)) - difference)
+    assert limits_at(1) == pytest.approx(expected, abs=3)
+    assert limits_at(16)[0] == pytest.approx(difference + (limits_at(1)[0] - difference) / 4, abs=0.2)
+    assert limits_at_goal(pair[0], pair[0], point)[1](1)[1] > 1  # equal models may differ
 
 
 VERDICTS = """
@@ -298,6 +351,38 @@ def test_sensitivity_and_specificity_at_the_threshold_of_each_model_are_compared
     torch.save({name: value for name, value in state.items() if name != key}, tmp_path / "none.pth")
     with refused("EVAL.OPERATING_POINT"):
         compared(new, tmp_path / "none.pth", POINT)
+
+
+def test_settings_of_a_sweep_are_compared_over_their_seeds(grown, tmp_path, capsys):
+    """Of three equal seeds the difference of the pair, with Student's t of two degrees."""
+    _, old, new, _ = grown
+    assert compared(old, new, "-metric=loss") == 0
+    difference = re.search(r"Difference, .*?,", capsys.readouterr().out)[0]
+    for value, run in (("1", old), ("2", new)):
+        for seed in (4, 5, 6):
+            folder = shutil.copytree(run, tmp_path / f"sweep/LR={value},SEED={seed}-20260101-12-00")
+            config = (folder / "config.yaml").read_text()
+            (folder / "config.yaml").write_text(re.sub(r"(?m)^SEED: .*", f"SEED: {seed}", config))
+    sweep = tmp_path / "sweep"
+    assert compared(sweep / "LR=1", sweep / "LR=2", "-metric=loss") == 0
+    text = capsys.readouterr().out
+    assert difference in text
+    assert "mean of 3 seeds, deviation 0" in text
+    with refused("TRAIN.BASE_LR"):
+        compared(sweep, sweep / "LR=2")
+    with refused("3 seeds in common"):
+        compared(sweep / "LR=1", sweep / "LR=2,SEED=4")
+    with refused(POINT):
+        compared(sweep / "LR=1", sweep / "LR=2", POINT)
+
+
+def test_one_goal_needs_no_threshold_in_the_weights(grown, capsys):
+    _, old, new, _ = grown
+    goal = ["-opts", "EVAL.OPERATING_POINT={class: class0, sensitivity: 0.7}"]
+    assert compared(old, new, *goal) == 0
+    text = capsys.readouterr().out
+    assert "specificity of class0 at 70% sensitivity" in text
+    assert "chosen on these images" in text
 
 
 def test_test_images_are_advised_only_where_the_run_has_some(grown, tmp_path, capsys):

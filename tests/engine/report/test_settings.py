@@ -7,7 +7,7 @@ import pytest
 from run_folders import make_run
 from scipy.stats import t
 
-from engine.report.settings import difference_of
+from engine.evaluation.limits import difference_of
 from scripts.report import main
 from utils.tables import read_csv_rows
 
