@@ -123,14 +123,13 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
     number = len(test or ()) + (0 if is_written or is_kept else len(trainer.plan.val))
     purpose = FEATURES if config.model.solves_head else EVALUATE
     trainer.logger.note(*speed_up(built.compute, config, built.evaluator.precision, number, purpose))
-    if is_kept:
-        drawn = kept and replace(kept, model=built.compute)
-        call_on_main(lambda: trainer.report.update(drawn, now=True), context)
-    elif not is_written:
-        trainer.logger.log(f"----- Evaluation of {BEST}, epoch {epoch}, for {outputs.evaluation.folder}")
-        batches = trainer.session.val_batches
-        metrics, results = built.evaluator.evaluate(built.compute, batches, trainer.trigger.after_last_batch)
-        evaluated = Evaluated(built.compute, metrics, results, epoch)
+    if not is_written:
+        evaluated = kept and replace(kept, model=built.compute)
+        if not is_kept:
+            trainer.logger.log(f"----- Evaluation of {BEST}, epoch {epoch}, for {outputs.evaluation.folder}")
+            batches = trainer.session.val_batches
+            metrics, results = built.evaluator.evaluate(built.compute, batches, trainer.trigger.after_last_batch)
+            evaluated = Evaluated(built.compute, metrics, results, epoch)
         call_on_main(lambda: trainer.report.update(evaluated, now=True), context)
     return None if test is None else with_old_names(_evaluate_test(trainer, built, test, epoch))
 
