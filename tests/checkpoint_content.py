@@ -19,5 +19,5 @@ def content(**changes: Any) -> dict[str, Any]:
         "model": {}, "state_dict_ema": None, "optimizer": {}, "precision": {}, "epoch": 0, "done_steps": 0,
         "sums": torch.zeros(NUM_SUMS), "geometry": {"samples": 40, "batch_size": 4, "accum_iter": 1, "seed": 0},
         "best": None, "train_seconds": 1.0, "total_seconds": 1.0, "images": 9, "options": "MODEL: {}\nDATA: {}",
-        "class_names": None,
+        "class_names": None
     } | changes  # fmt: skip

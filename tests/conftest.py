@@ -18,11 +18,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import late_dynamo  # noqa: F401
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from numpy.random import default_rng
 from PIL import Image
+from pytest import fixture, mark, raises
 from rank_pool import RankPool, environment
 from torch import Tensor
 
@@ -48,11 +51,12 @@ from utils.system import is_installed
 from utils.tables import read_csv_rows
 
 ROOT = Path(__file__).parents[1]
+cli = str.split  # 'words of a command line', as they are typed
 # The modules of the packages that `requirements*.txt` call optional.
 OPTIONAL_MODULES = {
     "boto3", "braceexpand", "hypothesis", "mlflow", "moto", "obstore", "onnx", "onnxruntime",
     "onnxscript", "pillow_heif", "pyarrow", "pydicom", "scipy", "sklearn", "tensorboard", "trackio", "transformers",
-    "triton", "wandb", "webdataset", "xlsxwriter",
+    "triton", "wandb", "webdataset", "xlsxwriter"
 }  # fmt: skip
 
 TINY_VIT = [
@@ -60,16 +64,14 @@ TINY_VIT = [
     "DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0", "TRAIN.WARMUP_EPOCHS=0.5", "TRAIN.NUM_EPOCHS=2", "SAVE_FREQ=1",
     "TRAIN.MAX_STEPS=null",  # a resumed run has the value in its own options
 ]  # fmt: skip
-TINY_RESNET = [
-    "MODEL.TYPE=timm", "MODEL.NAME=test_resnet", "DATA.IMAGE_SIZE=32", "DATA.CROP_PCT=1.0", "MODEL.NUM_CLASSES=10",
-]  # fmt: skip
+TINY_RESNET = cli("MODEL.TYPE=timm MODEL.NAME=test_resnet DATA.IMAGE_SIZE=32 DATA.CROP_PCT=1.0 MODEL.NUM_CLASSES=10")
 ALL_DIGITS = "DATA.FRACTION=1"
 SMALL_BATCHES = "DATA.BATCH_SIZE=16"  # 22 steps in an epoch of `digits_flags`; 5 without it
-GREY = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]"]
+GREY = cli("DATA.IMAGE_CHANNELS=1 DATA.IMAGENET_MEAN=[0.5] DATA.IMAGENET_STD=[0.5]")
 CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config: pytest.Config):
     gc.disable()  # until the tests are collected: see `without_collections`
     torch.set_num_threads(1)  # two ranks of a test share two cores
     os.fsync = lambda descriptor: None  # no test cuts the power, and a run would wait for the disk 30 times
@@ -88,7 +90,7 @@ def _selects_slow_tests(config: pytest.Config) -> bool:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]):
     """Property tests are in both sets: with few examples in the fast one, with many in the slow one.
 
     The slow set ends with the rooms whose tests are short, so that its last one does not run alone.
@@ -98,10 +100,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.path.relative_to(ROOT).parts[1] in ("configs", "datasets", "engine"))
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
-            item.add_marker(pytest.mark.slow)
+            item.add_marker(mark.slow)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     gc.enable()
     gc.freeze()
     gc.set_threshold(20_000, 20)
@@ -131,30 +133,33 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return _Module.from_parent(parent, path=module_path)
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_runtest_setup(item: pytest.Item):
     """Skips tests that are marked `@pytest.mark.gpu` if no GPU is visible."""
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
 
 
-@pytest.fixture(scope="session")
+of_module = fixture(scope="module")
+
+
+@fixture(scope="session")
 def cpu() -> ProcessContext:
     return CPU
 
 
-@pytest.fixture
+@fixture
 def gpu() -> ProcessContext:
     """For tests that are marked `gpu`."""
     return ProcessContext(0, 0, 1, 1, torch.device("cuda:0"))
 
 
-@pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+@fixture(params=["cpu", pytest.param("gpu", marks=mark.gpu)])
 def any_device(request: pytest.FixtureRequest) -> ProcessContext:
     """The CPU, and in a second test a GPU if one is visible."""
     return request.getfixturevalue(request.param)
 
 
-@pytest.fixture(autouse=True)
+@fixture(autouse=True)
 def own_parts_after_test(monkeypatch) -> Iterator[None]:
     """Removes the parts of the plugins that a test runs: they would be options of each later test of this process."""
     monkeypatch.setattr(parts, "_running", dict(parts._running))
@@ -165,7 +170,7 @@ def own_parts_after_test(monkeypatch) -> Iterator[None]:
         table.update(own)
 
 
-@pytest.fixture
+@fixture
 def saved(tmp_path) -> Callable[[Any], str]:
     """Writes the content of a weight file with torch, in place of an earlier one, and returns its path."""
 
@@ -176,13 +181,13 @@ def saved(tmp_path) -> Callable[[Any], str]:
     return save
 
 
-@pytest.fixture
+@fixture
 def plugin() -> str:
     """The path of a plugin with a part of each kind but a model."""
     return str(ROOT / "tests/fixtures/own_parts.py")
 
 
-@pytest.fixture
+@fixture
 def group_of_one(any_device, tmp_path) -> Iterator[ProcessContext]:
     """`any_device` with a process group of one rank."""
     on_gpu = any_device.device.type == "cuda"
@@ -193,7 +198,7 @@ def group_of_one(any_device, tmp_path) -> Iterator[ProcessContext]:
     dist.destroy_process_group()
 
 
-@pytest.fixture
+@fixture
 def cpu_group() -> Iterator[None]:
     """A process group of this process alone, without a network."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -201,7 +206,7 @@ def cpu_group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def few_penalties() -> Iterator[None]:
     """The probe tries 2 penalties in place of 13."""
     with pytest.MonkeyPatch.context() as patch:
@@ -209,14 +214,14 @@ def few_penalties() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
+@fixture
 def nondeterministic_after_test() -> Iterator[None]:
     """Ends the deterministic mode that a run with DETERMINISTIC=true leaves on."""
     yield
     use_deterministic_algorithms(False)
 
 
-@pytest.fixture
+@fixture
 def handlers_after_test() -> Iterator[None]:
     """Restores the signal handlers: a process that was interrupted raises no exception on later signals."""
     with own_handlers():
@@ -233,7 +238,7 @@ def own_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@pytest.fixture
+@fixture
 def run_log(caplog, monkeypatch) -> pytest.LogCaptureFixture:
     """The records of the log of a run. Before pytest 9, a run in this process hides them from `caplog`."""
     monkeypatch.setattr(logging.getLogger(RUN_LOG), "propagate", True)
@@ -242,7 +247,7 @@ def run_log(caplog, monkeypatch) -> pytest.LogCaptureFixture:
 
 def noise_folder(root: Path, train: int, val: int, shape: tuple[int, ...]) -> Path:
     """Images of noise of two classes, in the folder layout of ImageNet. shape: of the pixels."""
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     for split, count in (("train", train), ("val", val)):
         for number in range(count):
             folder = root / split / f"class{number % 2}"
@@ -257,9 +262,9 @@ def rotated(orientation: int) -> Image.Exif:
     return exif
 
 
-def bright_channels(root: Path, **counts: int) -> None:
+def bright_channels(root: Path, **counts: int):
     """A table and images of each split; the labels of an image are its bright channels. counts: images of a split."""
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     for split, count in counts.items():
         lines = ["image_path,target"]
         for number in range(count):
@@ -272,12 +277,12 @@ def bright_channels(root: Path, **counts: int) -> None:
 
 def slow(*values: Any) -> Any:
     """The parameters of a slow test."""
-    return pytest.param(*values, marks=pytest.mark.slow)
+    return pytest.param(*values, marks=mark.slow)
 
 
 def refused(pattern: str) -> Any:
     """Expects an error that the user can solve."""
-    return pytest.raises(UserError, match=pattern)
+    return raises(UserError, match=pattern)
 
 
 def cells_of(text: str) -> list[list[str]]:
@@ -289,7 +294,7 @@ def cells_of(text: str) -> list[list[str]]:
 def each_row(text: str) -> Any:
     """Runs a test with the cells of each row of a table, whose first line has the names of its arguments."""
     names, *rows = cells_of(text)
-    return pytest.mark.parametrize(names, rows)
+    return mark.parametrize(names, rows)
 
 
 def values_of(text: str) -> list[list[Any]]:
@@ -300,7 +305,7 @@ def values_of(text: str) -> list[list[Any]]:
 def each_value(text: str) -> Any:
     """As `each_row`, with values of YAML."""
     names, *rows = values_of(text)
-    return pytest.mark.parametrize(names, rows)
+    return mark.parametrize(names, rows)
 
 
 def code_of(page: str, heading: str) -> str:
@@ -387,7 +392,7 @@ def digits_flags(output: Path) -> list[str]:
     if not is_installed("sklearn"):
         name = "fake"
         options = [*options, "MODEL.NUM_CLASSES=1000"]
-    return [f"-dataset={name}", "-batch_size=64", f"-output={output}", "-opts", *options]
+    return [*cli(f"-dataset={name} -batch_size=64 -output={output} -opts"), *options]
 
 
 def tensor_bytes_in_memory() -> int:
@@ -398,7 +403,7 @@ def tensor_bytes_in_memory() -> int:
     return sum({one.data_ptr(): one.nbytes() for one in storages if one.resizable()}.values())
 
 
-@pytest.fixture
+@fixture
 def digits_argv(tmp_path) -> list[str]:
     return digits_flags(tmp_path / "out")
 
@@ -417,13 +422,13 @@ def session_for(argv: list[str], context: ProcessContext = CPU) -> Any:
     return session
 
 
-@pytest.fixture(scope="session")
+@fixture(scope="session")
 def trained_digits(tmp_path_factory) -> Callable[..., Path]:
     """The folder of the run of `digits_flags` with more options; trained once per session. For reading only."""
     return functools.cache(lambda *options: train([*digits_flags(tmp_path_factory.mktemp("run")), *options]))
 
 
-@pytest.fixture
+@fixture
 def digits_run(tmp_path, trained_digits) -> Callable[..., Path]:
     """A copy of the folder of `trained_digits`, in the output folder of `digits_argv`."""
 
@@ -446,7 +451,7 @@ def run_script(*argv: str, launcher: tuple[str, ...] = (), status: int = 0, gpus
     return output
 
 
-@pytest.fixture(scope="session")
+@fixture(scope="session")
 def ranks() -> Iterator[Callable[..., RankPool]]:
     """The pool of so many ranks (and of these GPUs): `ranks(2)(function, *arguments)`."""
     with ExitStack() as stack:
@@ -469,15 +474,15 @@ def read_result(folder: Path) -> dict:
     return json.loads((folder / "run.json").read_text())["result"]
 
 
-def _skip_pictures(patch: pytest.MonkeyPatch) -> None:
+def _skip_pictures(patch: pytest.MonkeyPatch):
     patch.setattr("engine.evaluation.files.write_pictures", lambda *arguments: {})
     patch.setattr("engine.report.page.write_report", lambda *arguments: None)
     patch.setattr("engine.run.cost.flops_per_image", lambda *arguments, **options: 10**6)
     patch.setattr("engine.run.folder._commit", lambda: "")
 
 
-@pytest.fixture
-def without_pictures(monkeypatch) -> None:
+@fixture
+def without_pictures(monkeypatch):
     """No page, no curves, no attention maps, no count of FLOPs: they take half of the time of a small run."""
     _skip_pictures(monkeypatch)
 
@@ -520,7 +525,7 @@ def evaluate(output: Path, *argv: str, pictures: bool = False) -> Path:
     return only_run(output, "eval")
 
 
-def assert_same_state(one: object, other: object, where: str = "") -> None:
+def assert_same_state(one: object, other: object, where: str = ""):
     """Compares nested dicts and lists bit for bit."""
     if isinstance(one, Tensor):
         assert torch.equal(one, other), where
@@ -549,12 +554,12 @@ def rows(folder: Path) -> list[dict]:
     """The rows of metrics.csv, without the measured columns."""
     measured = {
         "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "peak_memory_bytes",
-        "train_seconds", "launch_bound_share",
+        "train_seconds", "launch_bound_share"
     }  # fmt: skip
     return [{key: row[key] for key in row.keys() - measured} for row in read_csv_rows(folder / "metrics.csv")]
 
 
-def export_as(kind: str, weights: Path, output: Path, *words: str) -> None:
+def export_as(kind: str, weights: Path, output: Path, *words: str):
     from scripts import export
 
     assert export.main([str(weights), f"-format={kind}", f"-output={output}", *words]) == 0
@@ -567,7 +572,7 @@ def step_rows(folder: Path) -> list[dict]:
     return [{name: row[name] for name in names} for row in reports if row["kind"] == "report"]
 
 
-def assert_same_run(one: Path, other: Path) -> None:
+def assert_same_run(one: Path, other: Path):
     """Compares the last checkpoints, the epochs and the reports of two runs."""
     assert_same_state(states(one), states(other))
     assert rows(one) == rows(other)

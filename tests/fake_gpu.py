@@ -29,7 +29,7 @@ _torch_linspace = torch.linspace
 _PROPERTIES = SimpleNamespace(name="fake", multi_processor_count=132, major=9, minor=0)
 
 
-def _fused_sgd(*arguments: Any, **options: Any) -> None:
+def _fused_sgd(*arguments: Any, **options: Any):
     """torch has fake implementations of the other fused optimizers only."""
 
 
@@ -95,13 +95,13 @@ def _module_to(
 
 
 class _Event:
-    def __init__(self, **options: bool) -> None:
+    def __init__(self, **options: bool):
         pass
 
-    def record(self) -> None:
+    def record(self):
         pass
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         pass
 
     def query(self) -> bool:
@@ -119,7 +119,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, **o
 
 
 @torch.no_grad()
-def backward(loss: Tensor, gradient: Tensor) -> None:
+def backward(loss: Tensor, gradient: Tensor):
     """`loss.backward(gradient)` in this thread, with the ops of torch's engine: the sums of several gradients of one
     tensor, and over broadcast dimensions."""
     gradients: defaultdict[Any, dict[int, Tensor]] = defaultdict(dict)
@@ -167,11 +167,11 @@ def _fitted(gradient: Tensor, expected: Any) -> Tensor:
     return gradient.to(expected.dtype)
 
 
-def _add(sums: dict[int, Tensor], index: int, gradient: Tensor) -> None:
+def _add(sums: dict[int, Tensor], index: int, gradient: Tensor):
     sums[index] = sums[index] + gradient if index in sums else gradient
 
 
-def _accumulate(variable: Tensor, gradient: Tensor) -> None:
+def _accumulate(variable: Tensor, gradient: Tensor):
     if variable.grad is not None:
         variable.grad += gradient
     else:

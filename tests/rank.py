@@ -19,14 +19,14 @@ from configs.command_line import parse_command_line
 from utils.distributed import ProcessContext, process_group
 
 
-def run_commands(context: ProcessContext, commands: list[list[str]]) -> None:
+def run_commands(context: ProcessContext, commands: list[list[str]]):
     from engine.commands.run import run  # imported late: pytest's own process runs no test
 
     for flags in commands:
         assert run(parse_command_line(flags), context) == 0, flags
 
 
-def main(connection: Connection) -> None:
+def main(connection: Connection):
     with process_group() as context:
         while True:
             try:

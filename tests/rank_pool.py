@@ -17,7 +17,7 @@ from rank import run_commands
 
 _TIMEOUT_SECONDS = 300
 _LAUNCHER_VARIABLES = (
-    "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "PET_", "SLURM_", "OMPI_", "PMI_", "MPI_", "AMPVIT_",
+    "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "PET_", "SLURM_", "OMPI_", "PMI_", "MPI_", "AMPVIT_"
 )  # fmt: skip
 
 
@@ -27,7 +27,7 @@ def environment(gpus: str = "") -> dict[str, str]:
     return inherited | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": gpus}
 
 
-def reset_signals() -> None:
+def reset_signals():
     """Makes the processes that this one starts end by Ctrl-C and by a closed terminal.
 
     nohup and a shell's `&` start a program with these signals ignored, and its child processes inherit this. They do
@@ -41,7 +41,7 @@ def reset_signals() -> None:
 class RankPool:
     """`count` ranks of one process group. They start with the first call, and again after a failure."""
 
-    def __init__(self, count: int, gpus: str = "") -> None:
+    def __init__(self, count: int, gpus: str = ""):
         self._count = count
         self._gpus = gpus
         self._processes: list[subprocess.Popen] = []
@@ -69,11 +69,11 @@ class RankPool:
             raise AssertionError(self._log.read()) from error
         return [results[connection] for connection in self._connections]
 
-    def run(self, *commands: Iterable[str]) -> None:
+    def run(self, *commands: Iterable[str]):
         """Runs the commands of an entry script one after the other."""
         self(run_commands, list(map(list, commands)))
 
-    def close(self) -> None:
+    def close(self):
         """Ends the ranks."""
         for connection in self._connections:
             connection.close()
@@ -86,7 +86,7 @@ class RankPool:
         self._processes = []
         self._connections = []
 
-    def _start(self) -> None:
+    def _start(self):
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # the ranks write to it
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = str(server.getsockname()[1])

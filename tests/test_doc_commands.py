@@ -12,7 +12,9 @@ import pytest
 import torch
 from conftest import ROOT, config_for, samples_for
 from PIL import Image
+from pytest import approx, mark, raises
 from torch import nn
+from torch.testing import assert_close
 
 import main_single_gpu
 from configs.command_line import parse_command_line
@@ -50,7 +52,7 @@ def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
             yield program, argv
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_files_flags_and_options_are_known(page, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(ROOT)
     for name, content in re.findall(r"`(my_parts\.py)`:[^`]*```python\n(.*?)```", page.read_text(), re.S):
@@ -62,7 +64,7 @@ def test_files_flags_and_options_are_known(page, monkeypatch, tmp_path, capsys):
             words = [word.replace("my_parts.py", f"{tmp_path}/my_parts.py") for word in argv]
             parse_command_line(words, program)
         elif re.match(r"scripts/(?!kubernetes|make_imagenet)", program) and argv:
-            with pytest.raises(SystemExit):
+            with raises(SystemExit):
                 importlib.import_module(program.removesuffix(".py").replace("/", ".")).main(["-h"])
             known = {*re.findall(r"-\w+", capsys.readouterr().out), "-opts"}
             known |= {f"-{name}" for name in vars(entry_parser("").parse_args([]))}
@@ -82,7 +84,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], ids=lambda page: page.name)
+@mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], ids=lambda page: page.name)
 def test_each_link_has_a_target(page):
     """With the anchors that GitHub makes of headings."""
     for file, anchor in LINK.findall(prose(page)):
@@ -109,9 +111,9 @@ def test_the_mean_of_several_runs_is_by_class_name(tmp_path, monkeypatch):
     means = names["means"]
     assert [*means.columns] == ["Cat", "ant"]
     assert [*means.index] == ["1.jpg", "3.jpg"]
-    assert means.to_numpy() == pytest.approx(np.array([[0.8, 0.2], [0.3, 0.7]]))
+    assert means.to_numpy() == approx(np.array([[0.8, 0.2], [0.3, 0.7]]))
     (tmp_path / "predictions/b/predictions.csv").write_text(tables["b"].replace("Cat", "cat"))
-    with pytest.raises(AssertionError, match="different classes"):
+    with raises(AssertionError, match="different classes"):
         exec(code, {})
 
 
@@ -120,7 +122,7 @@ EXAMPLE = re.findall(r"^RUN=(.*)$", PAGE, re.M)[0]
 BLOCKS = re.findall(r"```(shell|python)\n(.*?)```", PAGE, re.S)
 
 
-@pytest.mark.slow
+@mark.slow
 def test_the_page_runs_and_gives_the_results_of_the_program(digits_run, tmp_path, monkeypatch, cpu):
     pytest.importorskip("pandas")
     average = "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"
@@ -143,12 +145,12 @@ def test_the_page_runs_and_gives_the_results_of_the_program(digits_run, tmp_path
     images = names["images"]
     for row, probabilities in zip(names["rows"], names["probabilities"], strict=True):
         found = {row[f"class_{rank}"]: float(row[f"probability_{rank}"]) for rank in range(1, 6)}
-        assert found == pytest.approx({name: probabilities[classes.index(name)].item() for name in found}, abs=1e-3)
+        assert found == approx({name: probabilities[classes.index(name)].item() for name in found}, abs=1e-3)
 
     config = config_for(f"-cfg={run / 'config.yaml'}")
     evaluator = Evaluator(Normalize(config.data), Precision(config.amp, cpu.device), Strategy(), cpu)
     rollout = attention_rollout(model, images, evaluator)
-    torch.testing.assert_close(to_unit_range(names["heat"]), rollout, rtol=0, atol=1e-3)
+    assert_close(to_unit_range(names["heat"]), rollout, rtol=0, atol=1e-3)
 
     (samples,) = samples_for(config, cpu, "val")
     pictures = [Image.fromarray(samples.open(index, 1).pixels[0].numpy()) for index in range(len(samples))]
@@ -156,9 +158,9 @@ def test_the_page_runs_and_gives_the_results_of_the_program(digits_run, tmp_path
         logits = model(torch.stack([names["preprocess"](picture) for picture in pictures]))
     targets = torch.tensor(samples.targets)
     result = names["record"]["result"]
-    assert nn.functional.cross_entropy(logits, targets).item() == pytest.approx(result["loss"], abs=1e-3)
+    assert nn.functional.cross_entropy(logits, targets).item() == approx(result["loss"], abs=1e-3)
     hits = (logits.argmax(1) == targets).sum().item()
-    assert hits == pytest.approx(result["top1"] / 100 * len(targets), abs=1.01)  # a tie may round to another class
+    assert hits == approx(result["top1"] / 100 * len(targets), abs=1.01)  # a tie may round to another class
     best = names["evaluated"].loc[result["epoch"]]
     assert best["val_top1"] == result["top1"]
     assert names["runs"].loc[run.name, "top1"] == result["top1"]

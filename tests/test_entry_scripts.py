@@ -6,9 +6,9 @@ import shlex
 from contextlib import redirect_stdout
 
 import numpy as np
-import pytest
-from conftest import only_run, read_result, refused, run_script
+from conftest import cli, of_module, only_run, read_result, refused, run_script
 from PIL import Image
+from pytest import mark
 
 import main_single_gpu
 from tests.datasets.photo import PHOTO
@@ -23,7 +23,7 @@ SAVE_FREQ: 1
 """
 
 
-@pytest.fixture(scope="module")
+@of_module
 def imagenet(tmp_path_factory):
     """A folder with 24 training and 7 validation JPEGs, and a recipe."""
     root = tmp_path_factory.mktemp("imagenet")
@@ -43,11 +43,11 @@ def imagenet(tmp_path_factory):
 def flags(imagenet, output, *more):
     return (
         f"-cfg={imagenet / 'vit.yaml'}", "-dataset=imagenet2012", "-batch_size=8",
-        f"-data_path={imagenet / 'data'}", f"-output={output}", "-num_workers=0", *more,
+        f"-data_path={imagenet / 'data'}", f"-output={output}", "-num_workers=0", *more
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
+@of_module
 def trained(imagenet):
     """The run folder and the printed output of the documented single-GPU command."""
     with redirect_stdout(io.StringIO()) as printed:
@@ -57,19 +57,16 @@ def trained(imagenet):
 
 def test_run_folder_contents(trained):
     folder, _ = trained
-    names = {path.name for path in folder.iterdir()}
-    checkpoints = {"last.pth", "previous.pth", "best.pth", "epoch-001.pth", "epoch-002.pth"}
+    names = {path.name for path in folder.iterdir()} - {"epoch-001.pth"}  # the best may be in its place
+    checkpoints = {"last.pth", "previous.pth", "best.pth", "epoch-002.pth"}
     texts = {"log.txt", "config.yaml", "run.json", "status.json", "metrics.jsonl", "metrics.csv", "report.html"}
-    assert names - checkpoints == texts | {"evaluation", "details", "images.csv.gz", ".lock"}
-    assert "epoch-002.pth" in names
+    assert names == checkpoints | texts | {"evaluation", "details", "images.csv.gz", ".lock"}
     assert any((folder / "details").glob("events.out.tfevents*"))
     assert re.fullmatch(r"vit-\d{8}-\d\d-\d\d", folder.name)
     assert (folder / "details/train_batch.png").read_bytes().startswith(b"\x89PNG")
     rows = read_csv_rows(folder / "metrics.csv")
     assert [row["epoch"] for row in rows] == ["1", "2"]
-    result = read_result(folder)
-    assert result["top1"] == max(float(row["val_top1"]) for row in rows)
-    assert result["finished"]
+    assert read_result(folder)["top1"] == max(float(row["val_top1"]) for row in rows)
 
 
 def test_log_lines_keep_the_format_of_paddlevit(trained):
@@ -98,7 +95,7 @@ def test_printed_evaluation_command_gives_the_same_top1(trained, imagenet, capsy
     assert read_result(only_run(imagenet / "printed", "eval"))["top1"] == read_result(folder)["top1"]
 
 
-@pytest.mark.slow
+@mark.slow
 def test_two_ranks_train_and_resume_under_another_launcher(imagenet, tmp_path):
     argv = flags(imagenet, tmp_path, "-batch_size=4")
     more = ("-num_workers=2", "-opts", "TRAIN.MAX_STEPS=4")  # the run stops while its workers load batches
@@ -110,7 +107,7 @@ def test_two_ranks_train_and_resume_under_another_launcher(imagenet, tmp_path):
     assert read_result(folder)["finished"]
 
 
-@pytest.fixture(scope="module")
+@of_module
 def two_ranks(imagenet, ranks):
     """A run of two ranks and its evaluation, in the folder `resnet` of `imagenet`."""
     recipe = imagenet / "resnet.yaml"
@@ -122,7 +119,7 @@ def two_ranks(imagenet, ranks):
     return imagenet
 
 
-@pytest.mark.slow
+@mark.slow
 def test_ranks_share_batch_norm_statistics_for_evaluation(two_ranks):
     """The running statistics of the ranks differ until they are synchronized."""
     trained_one, evaluated = (only_run(two_ranks / "resnet", kind) for kind in ("train", "eval"))
@@ -130,7 +127,7 @@ def test_ranks_share_batch_norm_statistics_for_evaluation(two_ranks):
 
 
 def test_dry_run_prints_sizes_and_does_not_train(imagenet, tmp_path, capsys):
-    argv = ["-cfg=configs/vit_tiny_patch16_224.yaml", f"-data_path={imagenet / 'data'}", f"-output={tmp_path / 'out'}"]
+    argv = cli(f"-cfg=configs/vit_tiny_patch16_224.yaml -data_path={imagenet / 'data'} -output={tmp_path / 'out'}")
     assert main_single_gpu.main([*argv, "-batch_size=4", "-accum_iter=4", "-dry_run"]) == 0
     printed = capsys.readouterr().out
     assert "5.717 M parameters" in printed

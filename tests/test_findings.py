@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import sys
 
-import pytest
 from conftest import ROOT
+from pytest import mark
 
 RUNNER = ROOT / "findings" / "run.sh"
 TEXTS = {path: path.read_text() for path in sorted(RUNNER.parent.glob("*.sh")) if path != RUNNER}
@@ -62,8 +62,8 @@ def test_the_index_is_made_from_the_heads():
         assert page.count(f"| [{script.stem}]({script.name}): ") == 1, script.name
 
 
-@pytest.mark.parametrize(
-    ("commands", "line"),
+@mark.parametrize(
+    "commands, line",
     [
         ("venv/bin/pip install a==1\necho seen", "ok "),
         ("venv/bin/pip install a==1\necho seen\nfalse", "CHANGED "),

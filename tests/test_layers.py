@@ -9,8 +9,8 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-import pytest
 from conftest import OPTIONAL_MODULES, ROOT
+from pytest import mark
 
 REQUIRED_MODULES = {
     "torch", "torchvision", "timm", "yaml", "tqdm", "numpy", "PIL", "safetensors", "pydantic", "pydantic_core",
@@ -95,7 +95,7 @@ def top_level_modules(path: Path) -> set[str]:
     return {module.partition(".")[0] for module in imported_modules(path)}
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@mark.parametrize("layer", LAYERS)
 def test_layers_import_only_lower_layers(layer):
     files = list((ROOT / layer).rglob("*.py"))
     assert files
@@ -104,9 +104,8 @@ def test_layers_import_only_lower_layers(layer):
         assert not upward, f"{path.relative_to(ROOT)} imports {upward}"
 
 
-@pytest.mark.parametrize(
-    "layer, layers",
-    [("engine", ENGINE_LAYERS), ("configs", CONFIGS_LAYERS), ("datasets/sources", SOURCES_LAYERS)],
+@mark.parametrize(
+    "layer, layers", [("engine", ENGINE_LAYERS), ("configs", CONFIGS_LAYERS), ("datasets/sources", SOURCES_LAYERS)]
 )
 def test_the_parts_of_a_layer_import_only_lower_parts(layer, layers):
     depth = {name: number for number, names in enumerate(layers) for name in names}

@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 
-import pytest
 from conftest import ROOT, digits_flags, only_run, states
+from pytest import mark
 from rank_pool import environment
 
 from engine.run.record import RUN
@@ -20,8 +20,8 @@ def digits(output, *options: str) -> list[str]:
     return [sys.executable, "main_single_gpu.py", *digits_flags(output), *options]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(signal.SIGHUP not in TERMINATION_SIGNALS, reason="the tests run under nohup")
+@mark.slow
+@mark.skipif(signal.SIGHUP not in TERMINATION_SIGNALS, reason="the tests run under nohup")
 def test_run_whose_terminal_is_closed_is_saved(tmp_path):
     """The kernel sends SIGHUP, and every later write to the terminal fails, also the progress bar's."""
     process, terminal = pty.fork()
@@ -46,12 +46,12 @@ def test_sighup_is_ignored_under_nohup():
     for action, handled in ((signal.SIG_IGN, "False"), (signal.SIG_DFL, "True")):
         printed = subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
-            preexec_fn=lambda action=action: signal.signal(signal.SIGHUP, action),
+            preexec_fn=lambda action=action: signal.signal(signal.SIGHUP, action)
         )  # fmt: skip
         assert printed.stdout.strip() == handled
 
 
-@pytest.mark.parametrize("flags", [[], ["-u"]])
+@mark.parametrize("flags", [[], ["-u"]])
 def test_a_progress_bar_is_erased_before_a_line_of_the_log(flags):
     """tqdm erases the bar on stderr by a carriage return, without a flush, before the log writes to stdout."""
     code = "from utils.processes.entry import repair_standard_streams as r; import os, sys; r()\n"
@@ -61,8 +61,8 @@ def test_a_progress_bar_is_erased_before_a_line_of_the_log(flags):
     assert printed == b"bar\r   \rlog"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shell", ['exec "$@" <&- >&- 2>&-', '"$@" | head -1; exit ${PIPESTATUS[0]}'])
+@mark.slow
+@mark.parametrize("shell", ['exec "$@" <&- >&- 2>&-', '"$@" | head -1; exit ${PIPESTATUS[0]}'])
 def test_run_with_closed_standard_streams(tmp_path, shell):
     """From the start, or when the reader of a pipe ends: the log file has all lines."""
     command = ["bash", "-c", shell, "bash", *digits(tmp_path, "TRAIN.NUM_EPOCHS=1", "REPORT_FREQ=1")]

@@ -2,10 +2,10 @@
 
 import math
 
-import pytest
 import timm
 import torch
 from conftest import cells_of
+from pytest import approx, mark
 from torch import nn
 
 from engine.progress import BatchSums, MetricSums, to_metrics
@@ -25,8 +25,8 @@ def test_metric_sums_count_each_sample_once(cpu):
         sums.add_step(step, torch.tensor(1.0), torch.tensor(False))
     metrics = to_metrics(sums.reduced(cpu))
     top1, top5 = timm.utils.accuracy(logits, targets, topk=(1, 5))
-    assert (metrics.values["top1"], metrics.values["top5"]) == (pytest.approx(top1.item()), pytest.approx(top5.item()))
-    assert metrics.loss == pytest.approx(nn.functional.cross_entropy(logits, targets).item(), abs=1e-6)
+    assert (metrics.values["top1"], metrics.values["top5"]) == (approx(top1.item()), approx(top5.item()))
+    assert metrics.loss == approx(nn.functional.cross_entropy(logits, targets).item(), abs=1e-6)
     assert metrics.samples == 23
 
 
@@ -60,7 +60,7 @@ loss | 9.0 9.0 | inf inf
 """
 
 
-@pytest.mark.parametrize("name, better, worse", cells_of(RANKED))
+@mark.parametrize("name, better, worse", cells_of(RANKED))
 def test_the_better_evaluation_has_the_higher_rank(name, better, worse):
     ranks = []
     for values in (better, worse):

@@ -3,11 +3,12 @@
 import copy
 
 import numpy as np
-import pytest
 import torch
-from conftest import ROOT, cells_of, config_for, model_for, refused, seeded
+from conftest import ROOT, cells_of, cli, config_for, model_for, refused, seeded
+from pytest import mark
 from test_families import NoInitialization, error_of
 from timm.models import VisionTransformer
+from torch.testing import assert_close
 
 from configs.schema import Config
 from models.blocks import FeatureModel
@@ -48,7 +49,7 @@ pvtv2_b0 | 3.667
 MILLIONS = {recipe: float(millions) for recipe, millions in cells_of(SIZES)}
 
 
-@pytest.mark.parametrize("recipe", sorted(MILLIONS.keys() | {path.stem for path in (ROOT / "configs").glob("*.yaml")}))
+@mark.parametrize("recipe", sorted(MILLIONS.keys() | {path.stem for path in (ROOT / "configs").glob("*.yaml")}))
 def test_every_recipe_builds(recipe, monkeypatch):
     for module in ("build", "timm_model"):
         monkeypatch.setattr(f"models.{module}.check_image_size", lambda *_: None)  # the pass below
@@ -66,7 +67,7 @@ def test_every_recipe_builds(recipe, monkeypatch):
 
 
 def vit_config(*options: str) -> Config:
-    tiny = ["MODEL.EMBED_DIM=24", "MODEL.DEPTH=2", "MODEL.NUM_HEADS=3", "MODEL.NUM_CLASSES=5"]
+    tiny = cli("MODEL.EMBED_DIM=24 MODEL.DEPTH=2 MODEL.NUM_HEADS=3 MODEL.NUM_CLASSES=5")
     return config_for("-image_size=32", "-opts", *tiny, *options)
 
 
@@ -79,12 +80,10 @@ def test_forward_pass_equals_timms():
     model = tiny_vit("MODEL.DROPOUT=0.5", "MODEL.ATTENTION_DROPOUT=0.5", "MODEL.DROPPATH=0.5").eval()
     sizes = {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3}
     plain = VisionTransformer(num_classes=5, **sizes).eval()
-    plain.load_state_dict(model.state_dict())
-    images = torch.randn(2, 3, 32, 32)
-    assert torch.equal(model(images), plain(images))
     model.head.reset_parameters()
     plain.load_state_dict(model.state_dict())
-    assert plain(images).abs().sum() > 0
+    images = torch.randn(2, 3, 32, 32)
+    assert plain(images).any()
     assert torch.equal(model(images), plain(images))
 
 
@@ -97,8 +96,8 @@ def test_dropout_rates_are_at_paddlevits_places():
     assert model.head_drop.p == 0.0
 
 
-@pytest.mark.parametrize("kind, intervals", [("sincos2d", 6), ("sincos2d_bigvision", 5)])
-@pytest.mark.parametrize("pool", ["avg", "token"])
+@mark.parametrize("kind, intervals", [("sincos2d", 6), ("sincos2d_bigvision", 5)])
+@mark.parametrize("pool", ["avg", "token"])
 def test_fixed_position_embedding(pool, kind, intervals):
     """sin and cos of both coordinates at wavelengths from 2 pi to 20,000 pi; the class token has zeros."""
     model = tiny_vit(f"MODEL.POS_EMBED={kind}", f"MODEL.GLOBAL_POOL={pool}")
@@ -119,8 +118,8 @@ def test_fixed_position_embedding(pool, kind, intervals):
 KINDS = ("learned", "sincos2d", "sincos2d_bigvision")
 
 
-@pytest.mark.parametrize("size", [32, 48, (16, 64)])
-@pytest.mark.parametrize("theirs", KINDS)
+@mark.parametrize("size", [32, 48, (16, 64)])
+@mark.parametrize("theirs", KINDS)
 def test_positions_that_differ_from_the_formula_are_refused(theirs, size, tmp_path):
     """Of the formula, another grid has the positions of its own. size: of the weights; here 32."""
     weights = tmp_path / "x.pth"
@@ -143,7 +142,7 @@ def test_positions_that_differ_from_the_formula_are_refused(theirs, size, tmp_pa
         load_pretrained(build_vit(wider.model, wider.data), str(weights), wider.model, image_size=shape)
 
 
-@pytest.mark.parametrize("weights", ["vit", "checkpoint.pdparams"])
+@mark.parametrize("weights", ["vit", "checkpoint.pdparams"])
 def test_paddlevits_recipe_and_weights_give_its_logits(weights):
     """With and without the file extension. PaddlePaddle 3.3.1 computed the reference logits."""
     fixtures = ROOT / "tests" / "fixtures" / "paddlevit_small"
@@ -153,7 +152,7 @@ def test_paddlevits_recipe_and_weights_give_its_logits(weights):
 IMAGES = torch.randn(2, 3, 32, 32, generator=seeded(0))
 
 
-@pytest.mark.parametrize("features, width", [("token", 24), ("avg", 24), ("token_avg", 48)])
+@mark.parametrize("features, width", [("token", 24), ("avg", 24), ("token_avg", 48)])
 def test_tokens_of_a_vit(features, width):
     config = vit_config(f"MODEL.FEATURES={features}")
     model = model_for(config)[0].eval()
@@ -166,4 +165,4 @@ def test_tokens_of_a_vit(features, width):
         assert torch.equal(found, torch.cat([parts[name] for name in features.split("_")], dim=1))
         copied = copy.deepcopy(model)
         copied.head.weight.data.fill_(1.0)  # the copy uses its own head
-        torch.testing.assert_close(copied(IMAGES), found.sum(1, keepdim=True) + copied.head.bias)
+        assert_close(copied(IMAGES), found.sum(1, keepdim=True) + copied.head.bias)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, config_for, line_of, model_for
+from pytest import approx, mark
 from torch.overrides import TorchFunctionMode
 
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
@@ -36,7 +37,7 @@ def error_of(recipe: Path, weights: Path) -> float:
     return (logits - torch.from_numpy(reference["logits"])).abs().max().item()
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+@mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_weights_give_paddles_logits(folder):
     assert error_of(folder / "model.yaml", folder / "weights.pdparams") < 1e-5
 
@@ -55,7 +56,7 @@ def test_the_position_embedding_of_mae_is_fixed():
     position = 5
     channel = 6
     expected = np.sin(position / 10000 ** (channel / 24)), np.cos(position / 10000 ** (channel / 24))
-    assert model.pos_embed[0, position, channel : channel + 2].tolist() == pytest.approx(expected, abs=1e-6)
+    assert model.pos_embed[0, position, channel : channel + 2].tolist() == approx(expected, abs=1e-6)
 
 
 FACTS = [json.loads(line) for line in (Path(__file__).parents[1] / "fixtures" / "paddlevit_files.jsonl").open()]
@@ -78,10 +79,10 @@ class NoInitialization(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "family",
     [
-        pytest.param(name, marks=[pytest.mark.slow] * (name in ("CaiT", "CrossViT", "VOLO", "XCiT")))  # of many files
+        pytest.param(name, marks=[mark.slow] * (name in ("CaiT", "CrossViT", "VOLO", "XCiT")))  # of many files
         for name, facts in FILES.items()
         if any(fact["status"] == "same" for fact in facts)
     ],
@@ -98,7 +99,7 @@ def test_files_build_paddles_model(family, tmp_path, monkeypatch):
     assert counts == {fact["file"]: fact["parameters"] for fact in facts}
 
 
-@pytest.mark.parametrize("family", FILES)
+@mark.parametrize("family", FILES)
 def test_files_load_or_are_refused_in_one_line(family, tmp_path):
     for fact in FILES[family]:
         if fact["status"] == "none" or fact["options"]["MODEL"]["TYPE"].lower() not in MODEL_SECTIONS:

@@ -4,11 +4,11 @@ import copy
 from collections import Counter
 from functools import partial
 
-import pytest
-import timm
 import torch
 from conftest import CPU, cells_of
 from dispatch import DispatchMode, op_name
+from pytest import mark, raises
+from timm import create_model
 from timm.layers import StdConv2d
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune, spectral_norm
@@ -56,7 +56,7 @@ def tried(model: nn.Module, *names: str, size: int = 32, half: bool = False) -> 
 class Net(nn.Module):
     """(B, 3, S, S) -> (B, 10). kind: what it does that a fast path has to find out."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str):
         super().__init__()
         self.kind = kind
         self.is_random = kind == "random"
@@ -126,7 +126,7 @@ nan | no fast paths (the logits of noise do not vary)
 """
 
 
-@pytest.mark.parametrize("kind, text", cells_of(FOUND))
+@mark.parametrize("kind, text", cells_of(FOUND))
 def test_a_model_keeps_what_leaves_its_logits_equal(kind, text):
     torch.manual_seed(0)
     model = Net(kind)
@@ -148,7 +148,7 @@ def test_a_view_needs_the_other_memory_format_and_trains_in_it():
 def test_an_error_about_memory_is_raised():
     model = randomized(Net("plain"))
     model.fc.forward = lambda x: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory"))
-    with pytest.raises(torch.OutOfMemoryError):
+    with raises(torch.OutOfMemoryError):
         use_fast_paths(model, ALL, noise((3, 32, 32), CPU.device), 1e-4, partial(torch.autocast, "cpu", enabled=False))
 
 
@@ -161,7 +161,7 @@ cnn_centred | no folded batch norms (other logits)
 """
 
 
-@pytest.mark.parametrize("name, text", cells_of(PLUGINS))
+@mark.parametrize("name, text", cells_of(PLUGINS))
 def test_a_plugins_model_keeps_what_leaves_its_logits_equal(name, text):
     torch.manual_seed(0)
     create = getattr(fast_paths, name)
@@ -178,11 +178,11 @@ test_coatnet | 2  # one output is read twice
 SIZED = {"test_coatnet": {"img_size": 64}}
 
 
-@pytest.mark.parametrize("name, left", cells_of(FOLDED))
+@mark.parametrize("name, left", cells_of(FOLDED))
 def test_folded_batch_norms_are_no_ops(name, left):
     """left: batch norms per pass that stay."""
     torch.manual_seed(0)
-    model = randomized(timm.create_model(name, num_classes=10, **SIZED.get(name, {})))
+    model = randomized(create_model(name, num_classes=10, **SIZED.get(name, {})))
     tried(model, CHANNELS_LAST, NORMS, size=64)
     counts = Counter()
 

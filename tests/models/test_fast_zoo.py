@@ -7,10 +7,12 @@ import pytest
 import timm
 import torch
 from conftest import CPU, config_for, each_value, model_for
+from pytest import mark
 from test_families import FOLDERS
 from test_fast import tried
 from test_timm_modules import NAMES
 from test_transformers_model import FAMILIES
+from timm import create_model
 from torch import nn
 
 from configs.schema import Data
@@ -35,9 +37,9 @@ def of_timm() -> Iterator[Named]:
             continue
         size = SIZES.get(name, 64)
         try:
-            model = timm.create_model(name, num_classes=10, img_size=size)
+            model = create_model(name, num_classes=10, img_size=size)
         except TypeError:  # a model of any size
-            model = timm.create_model(name, num_classes=10)
+            model = create_model(name, num_classes=10)
         yield name, model, size
 
 
@@ -88,7 +90,7 @@ of_transformers | 0 | 3 | 1
 """
 
 
-@pytest.mark.slow
+@mark.slow
 @each_value(KEPT)
 def test_an_evaluation_has_the_logits_of_the_plain_model(models, attention, channels_last, norms):
     """attention, channels_last, norms: the least numbers of models that keep a path whole."""

@@ -10,7 +10,8 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import TINY_VIT, log_of, train
+from conftest import TINY_VIT, cli, log_of, train
+from pytest import approx, fixture, mark
 from test_fused_blocks import CPU, TOKENS, few_programs, fused, kernels, make_model, proof
 from torch import nn
 
@@ -22,7 +23,7 @@ from models.tuning import add_adapters
 HALF = torch.float16
 
 
-@pytest.fixture(autouse=True)
+@fixture(autouse=True)
 def new_process(monkeypatch):
     monkeypatch.setattr(proof, "_faults", {})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
@@ -33,7 +34,7 @@ def fault_of(model, half_stream=False):
     return proof.find_fault(model, HALF, half_stream, CPU)
 
 
-@pytest.mark.parametrize("half_stream, dtype", [(False, torch.float32), (True, torch.float32), (False, HALF)])
+@mark.parametrize("half_stream, dtype", [(False, torch.float32), (True, torch.float32), (False, HALF)])
 def test_right_kernels_pass(half_stream, dtype):
     model = make_model(proj_drop_rate=0.2, attn_drop_rate=0.2, drop_path_rate=0.5)
     assert fault_of(model.to(dtype), half_stream) == ""
@@ -84,7 +85,7 @@ FAULTS = [(name, damage) for name in OUTPUTS for damage in (failing, wrong_row, 
 FAULTS += [(name, wrong_sum) for name in SUMS]
 
 
-@pytest.mark.parametrize("name, damage", FAULTS)
+@mark.parametrize("name, damage", FAULTS)
 def test_each_wrong_kernel_is_found(monkeypatch, name, damage):
     monkeypatch.setattr(kernels, name, Planted(name, partial(damage, name)))
     text = fault_of(make_model(depth=1))
@@ -127,7 +128,7 @@ def test_a_plan_and_a_session_share_an_answer(monkeypatch):
     assert len(calls) == 2  # two blocks
     others = [
         make_model(num_heads=4), make_model(img_size=48), make_model(mlp_ratio=2.0), make_model(proj_drop_rate=0.1),
-        make_model(drop_path_rate=0.1), make_model(attn_drop_rate=0.1), make_model().half(),
+        make_model(drop_path_rate=0.1), make_model(attn_drop_rate=0.1), make_model().half()
     ]  # fmt: skip
     for number, model in enumerate(others, 2):
         fault_of(model)
@@ -143,7 +144,7 @@ CAUSES = [
 ]
 
 
-@pytest.mark.parametrize("error, cause", CAUSES)
+@mark.parametrize("error, cause", CAUSES)
 def test_a_cause_has_one_line_with_a_remedy(monkeypatch, error, cause):
     def fail(*_):
         raise error
@@ -184,7 +185,7 @@ def use_interpreter(patch):
 
 OPTIONS = (
     "MODEL.NUM_CLASSES=1000", "MODEL.ATTENTION=fused", "TRAIN.MAX_STEPS=2", "TRAIN.NUM_EPOCHS=1", "REPORT_FREQ=1",
-    "TRAIN.WARMUP_EPOCHS=0", "DATA.NUM_WORKERS=0",
+    "TRAIN.WARMUP_EPOCHS=0", "DATA.NUM_WORKERS=0"
 )  # fmt: skip
 
 
@@ -193,7 +194,7 @@ def trained(context, output, name="", damage=None, options=()):
 
     damage: of a kernel of the last rank.
     """
-    words = ["-dataset=fake", "-batch_size=4", f"-output={output}", "-amp", "-amp_dtype=float16", "-opts", *TINY_VIT]
+    words = [*cli(f"-dataset=fake -batch_size=4 -output={output} -amp -amp_dtype=float16 -opts"), *TINY_VIT]
     with pytest.MonkeyPatch.context() as patch:
         batches = use_interpreter(patch)
         if damage and context.rank == context.world_size - 1:
@@ -204,7 +205,7 @@ def trained(context, output, name="", damage=None, options=()):
     return lines, [row["loss"] for row in rows if row["kind"] == "report"], len(batches)
 
 
-@pytest.mark.slow
+@mark.slow
 def test_a_training_has_the_losses_of_torchs_ops(cpu, tmp_path):
     """By right kernels about, and with a wrong one exactly: its blocks are not fused."""
     _, expected, _ = trained(cpu, tmp_path / "torch", options=["MODEL.FUSED_BLOCKS=false"])
@@ -212,14 +213,14 @@ def test_a_training_has_the_losses_of_torchs_ops(cpu, tmp_path):
     (line,), losses, passes = trained(cpu, tmp_path / "fused")
     assert "2 blocks fused by Triton" in line
     assert passes == 2
-    assert losses == pytest.approx(expected, rel=1e-3)
+    assert losses == approx(expected, rel=1e-3)
     for name, damage in (("pack", failing), ("activate_back", wrong_sum)):
         (line,), losses, passes = trained(cpu, tmp_path / name, name, damage)
         assert "blocks are not fused: Triton does not work on" in line
         assert (losses, passes) == (expected, 0)
 
 
-@pytest.mark.slow
+@mark.slow
 def test_a_fault_of_one_rank_ends_the_fused_blocks_of_all(ranks, tmp_path):
     expected = ranks(2)(trained, tmp_path / "torch", "", None, ["MODEL.FUSED_BLOCKS=false"])
     found = ranks(2)(trained, tmp_path / "fault", "activate", failing)

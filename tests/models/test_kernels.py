@@ -1,9 +1,9 @@
 """The kernels: attention, channels last and fast dropout, with equal results."""
 
-import pytest
 import torch
-from conftest import CPU, GREY, TINY_RESNET, config_for, each_value, model_for, states, train
+from conftest import CPU, GREY, TINY_RESNET, cli, config_for, each_value, model_for, states, train
 from dispatch import DispatchMode, op_name, returns_view
+from pytest import approx, mark
 from torch import Tensor, nn
 
 from models.fast import noise, prepare_convolutions
@@ -19,7 +19,7 @@ explicit | meta | false
 
 
 @each_value(FUSED)
-@pytest.mark.parametrize("model", [["MODEL.DEPTH=2"], ["MODEL.TYPE=timm", "MODEL.NAME=test_vit"]])
+@mark.parametrize("model", [["MODEL.DEPTH=2"], ["MODEL.TYPE=timm", "MODEL.NAME=test_vit"]])
 def test_attention_is_explicit_on_a_cpu_unless_an_option_is_set(model, option, device, fused):
     config = config_for("-image_size=160", "-opts", *model, f"MODEL.ATTENTION={option}")
     with torch.device(device):
@@ -48,8 +48,8 @@ def test_auto_is_for_convolutional_models(option, convolutions, sharded, expecte
     assert is_converted == {expected}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["AMP=false", "AMP={ENABLED: true, LEVEL: O2}"])
+@mark.slow
+@mark.parametrize("precision", ["AMP=false", "AMP={ENABLED: true, LEVEL: O2}"])
 def test_training_is_equal_and_resumes_in_the_other_memory_format(tmp_path, cpu, precision):
     """Fused optimizers read gradients, moments and weights in memory order: other strides would mix them up.
 
@@ -57,7 +57,7 @@ def test_training_is_equal_and_resumes_in_the_other_memory_format(tmp_path, cpu,
     EPS of the optimizer keeps it from amplifying the rounding of small gradients.
     """
     argv = ["-dataset=digits", "-batch_size=64", "-opts", *TINY_RESNET, *GREY, precision]
-    argv += ["TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=1e-3", "TRAIN.OPTIMIZER.EPS=1e-2"]
+    argv += cli("TRAIN.WARMUP_EPOCHS=0 TRAIN.BASE_LR=1e-3 TRAIN.OPTIMIZER.EPS=1e-2")
     argv += ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5"]
 
     def run(steps, folder, *more):
@@ -83,16 +83,16 @@ def flatten(state: dict[str, Tensor]) -> Tensor:
 SHAPE = (1001, 333)  # not a multiple of the elements that share a level
 
 
-@pytest.mark.parametrize("p", [0.001, 0.1, 0.9, 0.996])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@mark.parametrize("p", [0.001, 0.1, 0.9, 0.996])
+@mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_probability_and_scale(p, dtype):
     torch.manual_seed(0)
     output = FastDropout(p)(torch.ones(SHAPE, dtype=dtype))
     assert output.dtype == dtype
-    assert output.unique().tolist() == pytest.approx([0, 1 / (1 - p)], rel=1e-2)
+    assert output.unique().tolist() == approx([0, 1 / (1 - p)], rel=1e-2)
     deviation = (p * (1 - p) / output.numel()) ** 0.5
     for part in (output, output.flatten()[::8], output.flatten()[7::8]):  # different bits of a draw
-        assert (part == 0).float().mean().item() == pytest.approx(p, abs=8 * deviation)
+        assert (part == 0).float().mean().item() == approx(p, abs=8 * deviation)
 
 
 def test_elements_are_dropped_independently():
@@ -102,7 +102,7 @@ def test_elements_are_dropped_independently():
     for length in (64, 256, 2**16):
         counts = dropped.view(-1, length).sum(1)
         error = (2 / len(counts)) ** 0.5
-        assert counts.var().item() / (length * 0.21) == pytest.approx(1, abs=5 * error + 0.03)
+        assert counts.var().item() / (length * 0.21) == approx(1, abs=5 * error + 0.03)
     for shift in (1, 8, 256):
         assert ((dropped[shift:] * dropped[:-shift]).mean() - 0.09).abs() < 5 * 0.29 / 2**12
 

@@ -6,8 +6,9 @@ from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
-import timm
 import torch
+from pytest import fixture, mark
+from timm import create_model
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
@@ -78,18 +79,18 @@ def compiled(launch, target):
     return triton.compile(source, target=target, options=options)
 
 
-@pytest.fixture
+@fixture
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     return tmp_path
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("target", NVIDIA, ids=str)
+@mark.slow
+@mark.parametrize("target", NVIDIA, ids=str)
 def test_every_kernel_compiles_for_every_gpu(own_cache, target):
     launches = all_launches(target)
     assert {launch.kernel.__name__ for launch in launches} == {
-        "add_norm", "add_norm_back", "activate", "activate_back", "pack",
+        "add_norm", "add_norm_back", "activate", "activate_back", "pack"
     }  # fmt: skip
     assert len(launches) <= 40
     cubin = own_cache / "kernel.cubin"
@@ -104,7 +105,7 @@ def test_every_kernel_compiles_for_every_gpu(own_cache, target):
         assert stack == 0  # no spills
 
 
-@pytest.mark.slow
+@mark.slow
 def test_every_kernel_compiles_for_amd(own_cache):
     for launch in all_launches(AMD):
         kernel = compiled(launch, AMD)
@@ -121,12 +122,12 @@ def test_multiply_adds_are_fused_whatever_the_default(monkeypatch):
 
 def small_vit(**options):
     sizes = {"img_size": 32, "embed_dim": 64, "num_heads": 2, "depth": 3, "num_classes": 0}
-    return timm.create_model("vit_tiny_patch16_224", **sizes, **options).train()
+    return create_model("vit_tiny_patch16_224", **sizes, **options).train()
 
 
-@pytest.mark.parametrize("rates", [{}, {"proj_drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.1}], ids=len)
-@pytest.mark.parametrize("half, half_stream, weights", [
-    (HALF, False, torch.float32), (BF16, True, torch.float32), (BF16, True, BF16), (HALF, False, HALF),
+@mark.parametrize("rates", [{}, {"proj_drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.1}], ids=len)
+@mark.parametrize("half, half_stream, weights", [
+    (HALF, False, torch.float32), (BF16, True, torch.float32), (BF16, True, BF16), (HALF, False, HALF)
 ])  # fmt: skip
 def test_training_launches_no_kernel_that_the_proof_did_not(monkeypatch, rates, half, half_stream, weights):
     """With batches of any size. Nothing is computed: the results have any values."""
@@ -155,7 +156,7 @@ def test_a_cache_without_a_place_is_named(monkeypatch, tmp_path):
     assert str(tmp_path) in fault_of_compiler()
 
 
-@pytest.mark.parametrize("is_missing", [False, True])
+@mark.parametrize("is_missing", [False, True])
 def test_a_compiler_that_fails_is_named(monkeypatch, own_cache, capfd, is_missing):
     """Python's headers are missing, or the compiler is."""
     if is_missing:
@@ -171,8 +172,8 @@ def test_a_compiler_that_fails_is_named(monkeypatch, own_cache, capfd, is_missin
         build._find_compiler.cache_clear()
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("options", [(), ("MODEL.DROPOUT=0.1", "MODEL.DROPPATH=0.1"), ("AMP.LEVEL=O2",)], ids=str)
+@mark.gpu
+@mark.parametrize("options", [(), ("MODEL.DROPOUT=0.1", "MODEL.DROPPATH=0.1"), ("AMP.LEVEL=O2",)], ids=str)
 def test_no_later_step_compiles_a_kernel(digits_argv, gpu, monkeypatch, options):
     late = []
     compiles = []

@@ -5,9 +5,9 @@ import re
 from collections import OrderedDict
 from functools import partial
 
-import pytest
 import torch
-from conftest import ROOT, assert_same_state, config_for, line_of, model_for, refused, slow
+from conftest import ROOT, assert_same_state, cli, config_for, line_of, model_for, refused, slow
+from pytest import approx, fixture, mark
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
@@ -22,8 +22,8 @@ from models import recompute
 from models.recompute import store_products
 
 CPU = torch.device("cpu")
-RANDOM = ["MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1", "MODEL.DROPPATH=0.3"]
-SMALL = ["MODEL.EMBED_DIM=24", "MODEL.DEPTH=4", "MODEL.NUM_HEADS=3", "MODEL.NUM_CLASSES=5"]
+RANDOM = cli("MODEL.DROPOUT=0.1 MODEL.ATTENTION_DROPOUT=0.1 MODEL.DROPPATH=0.3")
+SMALL = cli("MODEL.EMBED_DIM=24 MODEL.DEPTH=4 MODEL.NUM_HEADS=3 MODEL.NUM_CLASSES=5")
 VIT = ["-image_size=32", "-opts", *SMALL, *RANDOM]
 LISTS = ["AMP.CUSTOM_BLACK_LIST=[softmax, gelu, blocks.2.*]", "AMP.CUSTOM_WHITE_LIST=[layer_norm]"]
 CASES = {
@@ -36,11 +36,11 @@ CASES = {
 # Without a class token, with convolutions, with batch norm and two heads, with class attention.
 FAMILIES = ("SwinTransformer", "PVTv2", "LeViT", "CaiT")
 for family in FAMILIES:
-    CASES[family] = [f"-cfg={ROOT}/tests/fixtures/families/{family}/model.yaml", "-opts", "MODEL.DROPPATH=0.2"]
+    CASES[family] = cli(f"-cfg={ROOT}/tests/fixtures/families/{family}/model.yaml -opts MODEL.DROPPATH=0.2")
 CASES["LeViT"].append("MODEL.DISTILLED=true")
 
 
-@pytest.fixture(autouse=True)
+@fixture(autouse=True)
 def visible_cache(monkeypatch):
     """Hooks see what selective checkpoints store, as far as this version of torch lets them."""
     if "respect_saved_tensors_hooks" in inspect.signature(checkpoint).parameters:
@@ -86,7 +86,7 @@ def training_pass(argv: list[str], mode: str) -> tuple[dict, int]:
     return state | {"random": torch.rand(1), "logits": logits}, saved
 
 
-@pytest.mark.parametrize("case", CASES)
+@mark.parametrize("case", CASES)
 def test_gradients_are_bit_identical_and_less_is_saved(case):
     plain, plain_bytes = training_pass(CASES[case], "false")
     for mode, share in (("true", 0.5), ("cheap", 0.9)):
@@ -104,7 +104,7 @@ def held_bytes(model: nn.Module, precision: Precision, images: Tensor) -> int:
     return sum(event.self_cpu_memory_usage for event in profiler.key_averages())
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "name, share",
     [  # the last product of ConvNeXt's blocks is stored: layer scale needs it. Without it: 0.54, 16% more computation
         ("vit_tiny_patch16_224", 0.63),
@@ -137,7 +137,7 @@ def test_products_are_computed_once():
     assert counts[0] == counts[1] < counts[2]
 
 
-@pytest.mark.slow
+@mark.slow
 def test_compiled_blocks_recompute_their_masks(cpu):
     """Inductor draws random numbers of its own. The gradient is the derivative along itself, with one seed."""
     model, _, shape = new_model([*VIT, "MODEL.DEPTH=2"], "cheap")
@@ -156,10 +156,10 @@ def test_compiled_blocks_recompute_their_masks(cpu):
         with torch.no_grad():
             torch._foreach_add_([*model.parameters()], gradients, alpha=step / norm.item())
         ends.append(loss())
-    assert ((ends[0] - ends[1]) / 2e-3).item() == pytest.approx(norm.item(), rel=1e-2)
+    assert ((ends[0] - ends[1]) / 2e-3).item() == approx(norm.item(), rel=1e-2)
 
 
-@pytest.mark.slow
+@mark.slow
 def test_compiled_blocks_store_as_little(cpu, monkeypatch):
     compile_module = nn.Module.compile
     backend = "aot_eager_decomp_partition"
@@ -195,7 +195,7 @@ class CallsWhatIsInside(nn.Module):
         return self.blocks[0].fc(x)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "model, reason",
     [
         (nn.Sequential(OrderedDict(blocks=nn.Sequential(ChangesItsProduct()))), "mutated.*true or false$"),
@@ -207,9 +207,9 @@ def test_a_block_that_changes_what_is_stored_is_refused(model, reason):
         store_products(model, copy_to_meta(model), (4,), "NAME")
 
 
-@pytest.mark.parametrize("name", ["vgg11", "selecsls42"])  # without and with blocks in which to recompute
+@mark.parametrize("name", ["vgg11", "selecsls42"])  # without and with blocks in which to recompute
 def test_the_values_that_are_advised_build_the_model(name):
-    def build(value: str) -> None:
+    def build(value: str):
         model_for(config_for(f"-model={name}", "-image_size=64", "-opts", f"MODEL.GRAD_CHECKPOINTING={value}"))
 
     for value in re.findall("cheap|false", line_of(build, "true")):

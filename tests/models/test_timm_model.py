@@ -23,6 +23,8 @@ from conftest import (
     slow,
 )
 from huggingface_hub.errors import LocalEntryNotFoundError
+from pytest import mark, raises
+from timm import create_model
 from timm.models._registry import _model_entrypoints
 
 from configs.command_line import parse_command_line
@@ -40,13 +42,13 @@ KINDS = {  # name, arguments, size of the weights, sizes of the model
     "tables": ("beit_base_patch16_224", TINY | {"init_values": 0.1}, 64, (48, 112)),
     "windows": (
         "swin_tiny_patch4_window7_224", {"embed_dim": 8, "depths": (1, 1), "num_heads": (2, 4), "window_size": 4},
-        64, (32, 96),
+        64, (32, 96)
     ),
     "tokens of two levels": (
         "tnt_s_legacy_patch16_224",
-        {"embed_dim": 16, "depth": 1, "inner_dim": 8, "num_heads_inner": 2, "num_heads_outer": 2}, 64, (32, 128),
+        {"embed_dim": 16, "depth": 1, "inner_dim": 8, "num_heads_inner": 2, "num_heads_outer": 2}, 64, (32, 128)
     ),
-    "lines of relative positions": ("mvitv2_tiny", {}, 64, (96,)),
+    "lines of relative positions": ("mvitv2_tiny", {}, 64, (96,))
 }  # fmt: skip
 
 
@@ -56,10 +58,10 @@ def model_of(name: str, *argv: str, **kwargs) -> torch.nn.Module:
     return model_for(config)[0].eval()
 
 
-@pytest.mark.parametrize("kind", [slow(kind) if "lines" in kind else kind for kind in KINDS])
+@mark.parametrize("kind", [slow(kind) if "lines" in kind else kind for kind in KINDS])
 def test_weights_of_another_image_size_are_read_as_timm_reads_them(saved, kind):
     name, arguments, before, sizes = KINDS[kind]
-    source = timm.create_model(name, num_classes=3, img_size=before, **arguments)
+    source = create_model(name, num_classes=3, img_size=before, **arguments)
     for parameter in source.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     path = saved(source.state_dict())
@@ -67,7 +69,7 @@ def test_weights_of_another_image_size_are_read_as_timm_reads_them(saved, kind):
     for size in sizes:
         model = model_of(name, f"-image_size={size}", f"-pretrained={path}", **arguments)
         given = arguments | {"img_size": size, "num_classes": 3}
-        timms = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **given).eval()
+        timms = create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **given).eval()
         images = torch.randn(2, 3, size, size)
         assert_same_state(model.state_dict(), timms.state_dict())
         assert torch.allclose(model(images), timms(images), atol=1e-5)
@@ -77,7 +79,7 @@ def test_weights_of_another_image_size_are_read_as_timm_reads_them(saved, kind):
 def test_weights_of_a_size_to_which_timm_does_not_resize_name_it(saved):
     """The advice was to give weights of hiera_tiny_224, which they are."""
     arguments = {"embed_dim": 16, "num_heads": 1, "stages": (1, 1, 1, 1)}
-    path = saved(timm.create_model("hiera_tiny_224", num_classes=3, **arguments).state_dict())
+    path = saved(create_model("hiera_tiny_224", num_classes=3, **arguments).state_dict())
     given = ("hiera_tiny_224", f"-pretrained={path}")
     with refused(r"are weights of another image size than 256, .*; give -image_size=224$"):
         model_of(*given, "-image_size=256", **arguments)
@@ -88,19 +90,16 @@ def test_weights_of_a_size_to_which_timm_does_not_resize_name_it(saved):
 
 def test_fields_of_a_configuration_are_arguments_of_the_class():
     model = model_of("naflexvit_base_patch16_gap", "-image_size=32", depth=2, embed_dim=32, num_heads=2)
-    assert len(model.blocks) == 2
-    assert model.embed_dim == 32
+    assert (len(model.blocks), model.embed_dim) == (2, 32)
 
 
 def test_arguments_of_the_class_mean_timms_model_where_a_recipe_has_its_name():
     argv = ["-model=vit_tiny_patch16_224", "-image_size=32", "-opts", "MODEL.KWARGS={reg_tokens: 4, depth: 1}"]
     for recipe in ([], [f"-cfg={ROOT / 'configs' / 'vit_digits.yaml'}"]):
         config = config_for(*recipe, *argv)
-        assert config.model.type == "timm"
-        assert config.model.name == "vit_tiny_patch16_224"
+        assert (config.model.type, config.model.name) == ("timm", "vit_tiny_patch16_224")
         model = model_for(config)[0]
-        assert model.reg_token.shape == (1, 4, 192)
-        assert len(model.blocks) == 1
+        assert (model.reg_token.shape, len(model.blocks)) == ((1, 4, 192), 1)
     with refused(r"MODEL.KWARGS of MODEL.TYPE vit"):
         parse_command_line(["-opts", "MODEL.NAME=vit_tiny_patch16_224", "MODEL.KWARGS={reg_tokens: 4}"])
 
@@ -109,11 +108,11 @@ DANGEROUS = {  # of create_model, build_model_with_cfg, and the functions betwee
     "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "pretrained_filter_fn",
     "pretrained_custom_load", "pretrained_model_args", "custom_load", "kwargs_filter", "feature_cfg", "feature_cls",
     "features_only", "pruned", "model_cfg", "model_cls", "model_name", "variant", "cfg_variant", "checkpoint_path",
-    "cache_dir", "url", "file", "source", "state_dict", "hf_hub_id", "hf_hub_filename", "kwargs",
+    "cache_dir", "url", "file", "source", "state_dict", "hf_hub_id", "hf_hub_filename", "kwargs"
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["regnetx_002", "hrnet_w18_small"])
+@mark.parametrize("name", ["regnetx_002", "hrnet_w18_small"])
 def test_a_recipe_makes_no_request(name, monkeypatch):
     """The classes of these models take **kwargs, and timm's functions take the weights' address out of them."""
     requests = []
@@ -135,10 +134,10 @@ def test_no_model_of_timm_takes_a_dangerous_argument():
     assert not DANGEROUS & (entry_arguments - LOADER_ARGUMENTS)
 
 
-@pytest.mark.parametrize("error", [LocalEntryNotFoundError("no network\nand more"), TimeoutError()])
+@mark.parametrize("error", [LocalEntryNotFoundError("no network\nand more"), TimeoutError()])
 def test_published_weights(saved, monkeypatch, error):
     """The file that the Hub sends has timm's weights; without it the line names the file and a flag."""
-    source = timm.create_model("test_vit")
+    source = create_model("test_vit")
     path = saved(source.state_dict())
     monkeypatch.setattr("models.timm_model.download", lambda *arguments: path)
     model = model_of("test_vit", "-pretrained=timm")
@@ -150,12 +149,12 @@ def test_published_weights(saved, monkeypatch, error):
     monkeypatch.undo()
     monkeypatch.setattr("huggingface_hub.file_exists", lambda *_, **__: (_ for _ in ()).throw(error))
     file = r"timm/test_vit\.r160_in1k/resolve/main/model\.safetensors"
-    with pytest.raises(Unavailable, match=f"{file}.*-pretrained=FILE"):
+    with raises(Unavailable, match=f"{file}.*-pretrained=FILE"):
         model_of("test_vit", "-pretrained=timm")
     monkeypatch.setattr("engine.plan.training.read_data", lambda *_: pytest.fail("data are read before"))
-    with pytest.raises(Unavailable, match=f"{file}.*-pretrained=FILE"):
+    with raises(Unavailable, match=f"{file}.*-pretrained=FILE"):
         run_here("-dataset=digits", "-model=test_vit", "-pretrained=timm", "-dry_run")
-    with pytest.raises(Unavailable, match=r"-pretrained=FILE.*-cfg=configs/folder_small"):  # no random backbone
+    with raises(Unavailable, match=r"-pretrained=FILE.*-cfg=configs/folder_small"):  # no random backbone
         run_here("-cfg=configs/probe.yaml", "-data_path=DIR", "-model=test_vit", "-dry_run")
 
 
@@ -208,7 +207,7 @@ def config_of(words: str) -> Config:
     return config_for(*shlex.split(re.sub(r"%(\w+)", rf"{FIXTURES}/\1/weights.pdparams", recipes)))
 
 
-@pytest.mark.parametrize("words, pattern", cells_of(REFUSED))
+@mark.parametrize("words, pattern", cells_of(REFUSED))
 def test_a_model_that_cannot_be_built(words, pattern):
     def build():
         config = config_of(words)
@@ -217,7 +216,7 @@ def test_a_model_that_cannot_be_built(words, pattern):
     assert re.search(pattern, line_of(build))
 
 
-@pytest.mark.parametrize("family, nearest", [("SwinTransformer", 16), ("LeViT", 48)])
+@mark.parametrize("family, nearest", [("SwinTransformer", 16), ("LeViT", 48)])
 def test_the_image_size_that_is_named_works(family, nearest):
     config = config_of(f"@{family} -image_size={nearest}")
     model_for(config)
@@ -225,7 +224,7 @@ def test_the_image_size_that_is_named_works(family, nearest):
 
 def test_parts_of_a_plugin_or_of_a_sharded_model_that_do_not_fit(monkeypatch):
     with refused(r"MODEL.FEATURES avg: needs a ViT"):
-        pool_tokens(timm.create_model("test_resnet"), "avg", 5)
+        pool_tokens(create_model("test_resnet"), "avg", 5)
     with refused("no classifier"):
         FeatureModel(torch.nn.Linear(3, 3), "linear")
     with refused(r"^MODEL\.CHANNELS_LAST true: "):

@@ -1,9 +1,10 @@
 """The smallest model of each module of timm 1.0.31, and distilled ones: output layers, features, blocks, rates."""
 
-import pytest
 import timm
 import torch
 from conftest import slow, values_of
+from pytest import approx, mark
+from timm import create_model
 from timm.layers import DropPath
 from torch import nn
 
@@ -59,10 +60,10 @@ def all_models(*fast: str) -> list:
 
 def on_meta(name: str, **arguments) -> nn.Module:
     with torch.device("meta"):
-        return timm.create_model(name, **arguments).eval()
+        return create_model(name, **arguments).eval()
 
 
-@pytest.mark.parametrize("name", all_models("crossvit_tiny_240", "dla46x_c", "efficientvim_m1", "repvit_m1"))
+@mark.parametrize("name", all_models("crossvit_tiny_240", "dla46x_c", "efficientvim_m1", "repvit_m1"))
 def test_output_layers_are_all_layers_with_a_row_per_class(name):
     model = on_meta(name, num_classes=37)
     weights = {path: getattr(one, "weight", None) for path, one in model.named_modules()}
@@ -73,7 +74,7 @@ def test_output_layers_are_all_layers_with_a_row_per_class(name):
 NORM_BEFORE_HEAD = {"efficientvit_m0", "shvit_s1"}  # timm's `pre_logits` are its inputs
 
 
-@pytest.mark.parametrize("name", all_models("crossvit_tiny_240", "efficientvim_m1", "samvit_base_patch16_224"))
+@mark.parametrize("name", all_models("crossvit_tiny_240", "efficientvim_m1", "samvit_base_patch16_224"))
 def test_features_are_one_vector_per_image(name):
     model = on_meta(name)
     features = FeatureModel(model, name)(torch.zeros(2, *model.default_cfg["input_size"], device="meta"))
@@ -85,14 +86,14 @@ def test_features_are_one_vector_per_image(name):
 KINDS = [  # of heads, and models whose forward_head is their own
     "deit_tiny_distilled_patch16_224", "efficientvim_m1", "efficientvit_m0", "hgnetv2_b0", "inception_next_atto",
     "mobilenetv3_small_050", slow("mvitv2_tiny"), "poolformerv2_s12", "repvit_m1", "shvit_s1", "test_byobnet",
-    "test_convnext", "test_mambaout", "test_resnet", "test_vit",
+    "test_convnext", "test_mambaout", "test_resnet", "test_vit"
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", KINDS)
+@mark.parametrize("name", KINDS)
 def test_features_are_timms_and_the_inputs_of_a_linear_head(name):
     torch.manual_seed(0)
-    model = timm.create_model(name, num_classes=5).eval()
+    model = create_model(name, num_classes=5).eval()
     nn.init.normal_(next(iter(model.parameters())))
     images = torch.randn(1, *model.default_cfg["input_size"])
     inputs = []
@@ -107,7 +108,7 @@ def test_features_are_timms_and_the_inputs_of_a_linear_head(name):
     assert not head or torch.equal(inputs[-1].flatten(1), features)
 
 
-@pytest.mark.parametrize("name", all_models("lowformer_b0"))
+@mark.parametrize("name", all_models("lowformer_b0"))
 def test_blocks_are_no_part_of_the_stem_or_the_head(name):
     model = on_meta(name)
     inside = {parameter for block in blocks_of(model) for parameter in block.parameters()}
@@ -116,7 +117,7 @@ def test_blocks_are_no_part_of_the_stem_or_the_head(name):
         assert not inside.intersection(parts.get(part, nn.Identity()).parameters()), part
 
 
-@pytest.mark.parametrize("name", all_models("cpubone_nano", "ghostnet_050", "swin_tiny_patch4_window7_224", "test_vit"))
+@mark.parametrize("name", all_models("cpubone_nano", "ghostnet_050", "swin_tiny_patch4_window7_224", "test_vit"))
 def test_a_rate_of_0_is_0_and_null_is_the_models_own(name):
     for given, expected in ((0.0, (0, FIXED.get(name, 0))), (None, RATES.get(name, (0, 0)))):
         options = TimmModel(NAME=name, DROPOUT=given, DROPPATH=given)
@@ -129,6 +130,6 @@ def test_a_rate_of_0_is_0_and_null_is_the_models_own(name):
                 drop_paths.append(one.drop_prob)
             if isinstance(one, nn.Dropout) and "attn_drop" not in path:
                 dropped.append(one.p)
-        assert (max(drop_paths), max(dropped)) == pytest.approx(expected)
+        assert (max(drop_paths), max(dropped)) == approx(expected)
         # who sets 0 for a comparison, and who gives none, reads which rates are in use
         assert len(notes_on_rates(model, options)) == sum(rate > 0 for rate in expected)

@@ -4,6 +4,7 @@ import pytest
 import torch
 import yaml
 from conftest import cells_of, optimizer_of, refused, slow
+from pytest import mark
 
 from configs.schema import Data, Train
 from configs.schema.families.family import TransformersModel
@@ -117,7 +118,7 @@ def paths_in(lists: str) -> list[str]:
     return paths
 
 
-@pytest.mark.parametrize("rows", [FAST, slow(OTHERS)])
+@mark.parametrize("rows", [FAST, slow(OTHERS)])
 def test_blocks_their_order_and_weights_without_decay(rows):
     for kind, lists, after, between, undecayed in cells_of(rows):
         blocks = [path for one in lists.split(", ") for path in paths_in(one)]
@@ -154,7 +155,7 @@ def test_last_blocks_of_focalnet():
         small_model("focalnet", "last:9")
 
 
-@pytest.mark.parametrize("kind", ["levit", "mobilenet_v1"])  # the items of their lists are halves of blocks
+@mark.parametrize("kind", ["levit", "mobilenet_v1"])  # the items of their lists are halves of blocks
 def test_blocks_that_are_unknown_are_refused(kind):
     with refused(rf"^MODEL\.TUNE last:1: {kind} [^\n]*$"):
         small_model(kind, "last:1")

@@ -9,9 +9,25 @@ import pytest
 import timm
 import torch
 import yaml
-from conftest import assert_same_state, config_for, each_value, export_as, model_for, refused, run_here, states, train
+from conftest import (
+    assert_same_state,
+    cli,
+    config_for,
+    each_value,
+    export_as,
+    model_for,
+    of_module,
+    refused,
+    run_here,
+    states,
+    train,
+)
+from numpy.random import default_rng
 from PIL import Image
+from pytest import approx, mark
+from timm import create_model
 from torch import Tensor
+from torch.testing import assert_close
 
 from configs.command_line import parse_command_line
 from configs.schema import Amp, Data
@@ -84,11 +100,11 @@ def save(folder: Path, kind: str):
     return model, processor
 
 
-@pytest.fixture(scope="module")
+@of_module
 def images(tmp_path_factory) -> Path:
     """Class folders of colored noise. A crop of other sizes is placed up to a pixel differently by transformers."""
     root = tmp_path_factory.mktemp("images")
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     for number in range(36):
         split = "train" if number < 24 else "val"
         height, width = ((40, 50), (50, 40), (45, 60), (40, 40))[number % 4]
@@ -99,13 +115,13 @@ def images(tmp_path_factory) -> Path:
 
 
 def built(folder: Path, *options: str, purpose=FINE_TUNE, size: int = 32):
-    argv = [f"-model=local-dir:{folder}", f"-pretrained={folder}", f"-image_size={size}"]
+    argv = cli(f"-model=local-dir:{folder} -pretrained={folder} -image_size={size}")
     config = config_for(*argv, "-opts", "MODEL.NUM_CLASSES=3", *options)
     return model_for(config, purpose=purpose)[0], config
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", FAMILIES)
+@mark.slow
+@mark.parametrize("kind", FAMILIES)
 def test_a_family_has_the_logits_of_transformers_trains_and_resumes(kind, images, tmp_path, cpu):
     source, _ = save(tmp_path / "hf", kind)
     model, _ = built(tmp_path / "hf", purpose=FINE_TUNE if kind in HEADLESS else EVALUATE)
@@ -125,9 +141,9 @@ def test_a_family_has_the_logits_of_transformers_trains_and_resumes(kind, images
             wanted = source(pixel_values=pixels).logits
     assert torch.allclose(found, wanted, atol=1e-5)
     assert wanted.std() > 1e-3
-    weights = [f"-model=local-dir:{tmp_path / 'hf'}", f"-pretrained={tmp_path / 'hf'}", "-lr=1e-3", "-epochs=2"]
-    data = ["-dataset=folder", f"-data_path={images}", "-batch_size=8", f"-output={tmp_path / 'out'}"]
-    argv = [*weights, *data, "-opts", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.LAYER_DECAY=0.7", "MODEL.DROPOUT=0.0"]
+    weights = cli(f"-model=local-dir:{tmp_path / 'hf'} -pretrained={tmp_path / 'hf'} -lr=1e-3 -epochs=2")
+    data = cli(f"-dataset=folder -data_path={images} -batch_size=8 -output={tmp_path / 'out'}")
+    argv = [*weights, *data, *cli("-opts TRAIN.WARMUP_EPOCHS=0 TRAIN.LAYER_DECAY=0.7 MODEL.DROPOUT=0.0")]
     resumes = kind in ("vit", "mobilevit")  # without and with batch norms
     whole = train(argv if resumes else [*argv, "TRAIN.MAX_STEPS=2"], cpu)
     before = model.state_dict()
@@ -137,12 +153,12 @@ def test_a_family_has_the_logits_of_transformers_trains_and_resumes(kind, images
     assert changed > {name for name in changed if "classifier" in name}
     if resumes:
         stopped = train([*argv, "TRAIN.MAX_STEPS=4", f"SAVE={tmp_path / 'stopped'}"], cpu)
-        train([f"-resume={stopped}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
+        train(cli(f"-resume={stopped} -opts TRAIN.MAX_STEPS=null"), cpu)
         assert_same_state(after, states(stopped)["model"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("parts", [1, 2])
+@mark.slow
+@mark.parametrize("parts", [1, 2])
 def test_weights_in_one_part_and_in_two_are_read_from_a_folder_and_the_cache_of_the_hub(parts, tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     folder = tmp_path / "models--org--name" / "snapshots" / "c0ffee"
@@ -161,11 +177,11 @@ def test_weights_in_one_part_and_in_two_are_read_from_a_folder_and_the_cache_of_
     hf_folder.download.cache_clear()
     pixels = torch.randn(2, 3, 32, 32)
     for place in (f"local-dir:{folder}", "hf:org/name"):
-        argv = [f"-model={place}", f"-pretrained={place.removeprefix('local-dir:')}", "-image_size=32"]
+        argv = cli(f"-model={place} -pretrained={place.removeprefix('local-dir:')} -image_size=32")
         config = config_for(*argv, "-opts", "MODEL.NUM_CLASSES=3")
         model, _ = model_for(config, purpose=EVALUATE)
         with torch.no_grad():
-            torch.testing.assert_close(model.eval()(pixels), source(pixel_values=pixels).logits, atol=1e-5, rtol=0)
+            assert_close(model.eval()(pixels), source(pixel_values=pixels).logits, atol=1e-5, rtol=0)
         assert read_record(place.removeprefix("local-dir:")).class_names == list(NAMES)
     max(folder.glob("*.safetensors")).unlink()
     with refused(r"^[^\n]*c0ffee[^\n]*$"):
@@ -193,8 +209,8 @@ def logits_of(source, processor, path: str) -> Tensor:
     return source(**inputs).logits[0]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["vit", "deit", "convnext", "mobilevit"])
+@mark.slow
+@mark.parametrize("kind", ["vit", "deit", "convnext", "mobilevit"])
 def test_predictions_equal_transformers_own_to_the_image_also_after_an_export(kind, images, tmp_path):
     sources = {"hf": save(tmp_path / "hf", kind)}
     if kind != "deit":  # which squashes, then crops
@@ -206,7 +222,7 @@ def test_predictions_equal_transformers_own_to_the_image_also_after_an_export(ki
         for row in rows:
             logits = logits_of(source, processor, row["path"])
             assert row["class_1"] == source.config.id2label[logits.argmax().item()]
-            assert float(row["probability_1"]) == pytest.approx(logits.softmax(-1).max().item(), abs=1e-5)
+            assert float(row["probability_1"]) == approx(logits.softmax(-1).max().item(), abs=1e-5)
 
 
 def test_several_labels_have_transformers_probabilities(images, tmp_path):
@@ -217,7 +233,7 @@ def test_several_labels_have_transformers_probabilities(images, tmp_path):
     for row in predictions(images, tmp_path / "hf", "-top_k=3"):
         expected = logits_of(source, processor, row["path"]).sigmoid().tolist()
         found = {row[f"class_{rank}"]: float(row[f"probability_{rank}"]) for rank in (1, 2, 3)}
-        assert [found[name] for name in NAMES] == pytest.approx(expected, abs=1e-4)
+        assert [found[name] for name in NAMES] == approx(expected, abs=1e-4)
 
 
 TUNED = """
@@ -229,18 +245,18 @@ vit | O3 | MODEL.GRAD_CHECKPOINTING=true
 """
 
 
-@pytest.mark.slow
+@mark.slow
 @each_value(TUNED)
 def test_levels_and_tuning(kind, level, option, images, tmp_path, cpu):
     save(tmp_path / "hf", kind)
-    weights = [f"-model=local-dir:{tmp_path / 'hf'}", f"-pretrained={tmp_path / 'hf'}", "-amp", "-amp_dtype=bfloat16"]
-    data = ["-dataset=folder", f"-data_path={images}", "-batch_size=8", f"-output={tmp_path / 'out'}", "-epochs=1"]
+    weights = cli(f"-model=local-dir:{tmp_path / 'hf'} -pretrained={tmp_path / 'hf'} -amp -amp_dtype=bfloat16")
+    data = cli(f"-dataset=folder -data_path={images} -batch_size=8 -output={tmp_path / 'out'} -epochs=1")
     options = [f"AMP.LEVEL={level}", option, "MODEL.HEAD=probe", "DATA.CLASSES=natural"]
     folder = train([*weights, *data, "-opts", *options], cpu)
     assert all(tensor.isfinite().all() for tensor in states(folder)["model"].values())
 
 
-@pytest.mark.slow
+@mark.slow
 def test_attention_and_recomputation(tmp_path, cpu):
     save(tmp_path / "hf", "dinov2_with_registers")
     model, config = built(tmp_path / "hf", size=48)
@@ -265,13 +281,11 @@ def test_attention_and_recomputation(tmp_path, cpu):
 
 
 def test_a_folder_of_transformers_describes_a_model_without_the_package(tmp_path, monkeypatch):
-    content = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "id2label": {"0": "a"}}
-    content["dtype"] = "float16"
-    (tmp_path / "config.json").write_text(json.dumps(content))
+    kept = {"model_type": "vit", "architectures": ["ViTForImageClassification"]}
+    (tmp_path / "config.json").write_text(json.dumps(kept | {"id2label": {"0": "a"}, "dtype": "float16"}))
     config = config_for(f"-model=local-dir:{tmp_path}")
-    assert config.model.type == "transformers"
-    assert config.model.name == "ViTForImageClassification"
-    assert config.model.kwargs == {key: content[key] for key in ("model_type", "architectures")}
+    assert (config.model.type, config.model.name) == ("transformers", "ViTForImageClassification")
+    assert config.model.kwargs == kept
     monkeypatch.setattr("utils.system.is_installed", lambda module: False)
     with refused(r"^MODEL.TYPE transformers: needs transformers[^\n]*$"):
         model_for(config)
@@ -295,7 +309,7 @@ def test_a_drop_path_changes_no_bit_of_an_evaluation():
     assert not torch.equal(small_vit(1.0).train()(images), small_vit(0.0).train()(images))
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3])
+@mark.parametrize("rate", [0.0, 0.3])
 def test_the_rates_of_efficientnet_are_those_of_the_options(rate):
     pytest.importorskip("transformers")
     kwargs = {"model_type": "efficientnet", "width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128}
@@ -328,7 +342,7 @@ def test_a_wrong_configuration_or_preprocessor_ends_in_one_line(tmp_path, saved)
 @torch.no_grad()
 def test_a_model_of_timm_that_transformers_saved(tmp_path):
     transformers = pytest.importorskip("transformers")
-    published = timm.create_model("test_vit").pretrained_cfg | {"mean": [0.4] * 3, "std": [0.3] * 3}
+    published = create_model("test_vit").pretrained_cfg | {"mean": [0.4] * 3, "std": [0.3] * 3}
     names = {"id2label": {0: "b", 1: "a"}, "label2id": {"b": 0, "a": 1}}
     described = transformers.TimmWrapperConfig(architecture="test_vit", pretrained_cfg=published, **names)
     model = transformers.TimmWrapperForImageClassification(described).eval()
@@ -341,12 +355,12 @@ def test_a_model_of_timm_that_transformers_saved(tmp_path):
     assert torch.allclose(model_here(images), model(pixel_values=images).logits, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["transformers", "timm"])
+@mark.parametrize("kind", ["transformers", "timm"])
 def test_the_folder_of_a_model_describes_a_file_that_states_nothing(kind, tmp_path):
     """Its preprocessing and its class names; what the file itself states stays."""
     folder = tmp_path / "model"
     if kind == "timm":
-        model = timm.create_model("test_vit", num_classes=3, img_size=96)
+        model = create_model("test_vit", num_classes=3, img_size=96)
         config = {"input_size": (3, 96, 96), "mean": (0.1, 0.2, 0.3), "crop_pct": 0.6, "interpolation": "bilinear"}
         timm.models.save_for_hf(model, folder, {"label_names": NAMES}, data_config=model.default_cfg | config)
     else:
@@ -365,7 +379,7 @@ def test_the_folder_of_a_model_describes_a_file_that_states_nothing(kind, tmp_pa
             assert found[key] == (list(wanted[key]) if isinstance(wanted[key], tuple) else wanted[key]), key
 
 
-@pytest.mark.parametrize("kind", ["cvt", "levit"])  # a list of rates per stage, an int
+@mark.parametrize("kind", ["cvt", "levit"])  # a list of rates per stage, an int
 def test_rates_of_other_types(kind):
     transformers = pytest.importorskip("transformers")
     values = transformers.CONFIG_MAPPING[kind]().to_dict()

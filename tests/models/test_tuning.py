@@ -3,15 +3,16 @@
 import weakref
 
 import pytest
-import timm
 import torch
-from conftest import config_for, model_for
+from conftest import cli, config_for, model_for
+from pytest import mark
+from timm import create_model
 from torch import Tensor, nn
 
 from configs.schema.model import Lora
 from models.tuning import add_adapters, merge_adapters, set_training, write_peft_folder
 
-VIT = ["MODEL.EMBED_DIM=24", "MODEL.DEPTH=4", "MODEL.NUM_HEADS=3", "MODEL.NUM_CLASSES=5"]
+VIT = cli("MODEL.EMBED_DIM=24 MODEL.DEPTH=4 MODEL.NUM_HEADS=3 MODEL.NUM_CLASSES=5")
 NORM_AND_HEAD = {"norm.weight", "norm.bias", "head.weight", "head.bias"}
 
 
@@ -63,7 +64,7 @@ def test_last_blocks_and_the_norm_after_them_are_trained():
     assert not (modes["pos_drop"] or modes["blocks.1"] or modes["blocks.1.attn.proj_drop"])
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "name, tune, expected",
     [
         ("swin_tiny_patch4_window7_224", "last:3", {"layers.2", "layers.3", "norm.weight", "norm.bias", "head.fc"}),
@@ -76,7 +77,7 @@ def test_blocks_are_those_of_the_group_matcher(name, tune, expected):
     assert trained(model) == expected
 
 
-@pytest.mark.parametrize("extra", [(), ("MODEL.GRAD_CHECKPOINTING=true",)])
+@mark.parametrize("extra", [(), ("MODEL.GRAD_CHECKPOINTING=true",)])
 def test_activations_are_kept_for_the_trained_blocks_only(extra):
     """head: the input of the head, a view of all tokens. last:1: of one of four blocks, too."""
     images = torch.randn(4, 3, 32, 32)
@@ -87,7 +88,7 @@ def test_activations_are_kept_for_the_trained_blocks_only(extra):
 
 
 def timms_vit() -> nn.Module:
-    return timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=48, num_heads=3, num_classes=5)
+    return create_model("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=48, num_heads=3, num_classes=5)
 
 
 def adapted(**options) -> nn.Module:

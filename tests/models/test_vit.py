@@ -1,11 +1,13 @@
 """The ViT: its stem, drop-path without computation of dropped samples, its initial weights."""
 
-import pytest
 import timm
 import torch
-from conftest import config_for, model_for
+from conftest import cli, config_for, model_for
+from pytest import approx, mark
+from timm import create_model
 from timm.models.vision_transformer import Block
 from torch import nn
+from torch.testing import assert_close
 
 from models.vit import SampleDropBlock, add_residual, num_kept_samples
 
@@ -53,10 +55,10 @@ def test_a_branch_in_half_does_not_round_the_stream():
     assert add_residual(x.half(), lambda part: part, 8).dtype == torch.float16
 
 
-STEM = [
-    "MODEL.STEM=resnet10t", "MODEL.EMBED_DIM=24", "MODEL.DEPTH=2", "MODEL.NUM_HEADS=3", "MODEL.NUM_CLASSES=5",
-    "MODEL.GLOBAL_POOL=avg", "MODEL.INIT_VALUES=0.1",
-]  # fmt: skip
+STEM = cli(
+    "MODEL.STEM=resnet10t MODEL.EMBED_DIM=24 MODEL.DEPTH=2 MODEL.NUM_HEADS=3 "
+    "MODEL.NUM_CLASSES=5 MODEL.GLOBAL_POOL=avg MODEL.INIT_VALUES=0.1"
+)
 
 
 def stem_model(*options: str) -> timm.models.VisionTransformer:
@@ -64,20 +66,20 @@ def stem_model(*options: str) -> timm.models.VisionTransformer:
     return model_for(config)[0]
 
 
-@pytest.mark.parametrize("stride", [8, 32])
+@mark.parametrize("stride", [8, 32])
 def test_tokens_are_the_features_of_the_network_projected(stride):
     embed = stem_model(f"MODEL.PATCH_SIZE={stride}").patch_embed.eval()
-    network = timm.create_model("resnet10t", num_classes=0, output_stride=stride).eval()
+    network = create_model("resnet10t", num_classes=0, output_stride=stride).eval()
     network.load_state_dict(embed.network.state_dict())
     images = torch.randn(2, 3, 64, 64)
     features = network.forward_features(images)
     tokens = features.flatten(2).mT @ embed.proj.weight.flatten(1).T + embed.proj.bias
     assert embed.num_patches == tokens.shape[1] == (64 // stride) ** 2
-    torch.testing.assert_close(embed(images), tokens)
+    assert_close(embed(images), tokens)
 
 
 WIDTH = 256
-WIDE = [f"MODEL.EMBED_DIM={WIDTH}", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=4", "DATA.IMAGE_SIZE=64", "MODEL.PATCH_SIZE=8"]
+WIDE = cli(f"MODEL.EMBED_DIM={WIDTH} MODEL.DEPTH=1 MODEL.NUM_HEADS=4 DATA.IMAGE_SIZE=64 MODEL.PATCH_SIZE=8")
 
 
 def test_bounds_and_deviations():
@@ -94,6 +96,6 @@ def test_bounds_and_deviations():
     for weight, sides in shapes.items():
         bound = (6 / sum(sides)) ** 0.5
         assert 0.99 * bound < weight.abs().max().item() <= bound * (1 + 1e-6)
-        assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.02)
-    assert vit.pos_embed.std().item() == pytest.approx(WIDTH**-0.5, rel=0.03)
-    assert vit.blocks[0].mlp.fc1.weight.std().item() == pytest.approx((2 / (5 * WIDTH)) ** 0.5, rel=0.03)
+        assert weight.std().item() == approx(bound / 3**0.5, rel=0.02)
+    assert vit.pos_embed.std().item() == approx(WIDTH**-0.5, rel=0.03)
+    assert vit.blocks[0].mlp.fc1.weight.std().item() == approx((2 / (5 * WIDTH)) ** 0.5, rel=0.03)

@@ -4,9 +4,10 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
-from conftest import ALL_DIGITS, evaluate, only_run, read_result, refused, run_here
+from conftest import ALL_DIGITS, cli, evaluate, only_run, read_result, refused, run_here
+from pytest import fixture
+from torch.testing import assert_close
 
 from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.weights_record import read_record
@@ -17,7 +18,7 @@ from scripts.weights.trained_model import TrainedModel
 from utils.files import read_json
 
 
-@pytest.fixture
+@fixture
 def averaged_run(digits_run) -> Path:
     return digits_run("TRAIN.BASE_LR=1e-2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9")
 
@@ -45,15 +46,13 @@ def test_an_average_is_evaluated_and_read_by_pretrained(averaged_run, trained_di
     output = tmp_path / "average.pth"
     average_checkpoints.main([*map(str, runs), str(runs[0]), f"-output={output}"])
     top1 = float(capsys.readouterr().out.rpartition("top-1 ")[2].partition("%")[0])
-    first, second = (
-        load_checkpoint(runs[0] / "best.pth")["state_dict_ema"],
-        load_checkpoint(runs[1] / "best.pth")["model"],
-    )
-    for name, tensor in torch.load(output, weights_only=True)["model"].items():
-        torch.testing.assert_close(tensor, (first[name] + second[name]) / 2)
+    first = load_checkpoint(runs[0] / "best.pth")["state_dict_ema"]
+    second = load_checkpoint(runs[1] / "best.pth")["model"]
+    for name, tensor in torch.load(output)["model"].items():
+        assert_close(tensor, (first[name] + second[name]) / 2)
     known, expected = read_record(str(output)), read_record(str(averaged_run / "best.pth"))
     assert (known.class_names, known.preprocessing) == (expected.class_names, expected.preprocessing)
-    argv = ["-eval", f"-cfg={averaged_run / 'config.yaml'}", f"-pretrained={output}", f"-output={tmp_path / 'eval'}"]
+    argv = cli(f"-eval -cfg={averaged_run / 'config.yaml'} -pretrained={output} -output={tmp_path / 'eval'}")
     run_here(*argv)
     assert round(read_result(only_run(tmp_path / "eval", "eval"))["top1"], 2) == top1
 
@@ -88,8 +87,8 @@ def test_each_checkpoint_of_a_run_counts_once(averaged_run, capsys):
     average_checkpoints.main([str(averaged_run)])
     assert capsys.readouterr().out.count("average.pth") == "".join(lines).count("average.pth") + 1
     expected = [load_checkpoint(averaged_run / f"epoch-{epoch:03d}.pth")["state_dict_ema"] for epoch in (1, 2)]
-    for name, tensor in torch.load(averaged_run / "average.pth", weights_only=True)["model"].items():
-        torch.testing.assert_close(tensor, sum(state[name] for state in expected) / 2)
+    for name, tensor in torch.load(averaged_run / "average.pth")["model"].items():
+        assert_close(tensor, sum(state[name] for state in expected) / 2)
 
 
 def test_runs_of_other_folds_are_refused(averaged_run, tmp_path):
@@ -97,7 +96,7 @@ def test_runs_of_other_folds_are_refused(averaged_run, tmp_path):
     files = []
     for name, fold in (("first", 0), ("second", 0), ("third", 1)):
         files.append(shutil.copytree(averaged_run, tmp_path / name) / "best.pth")
-        state = torch.load(files[-1], weights_only=True)
+        state = torch.load(files[-1])
         options = state["options"].replace("FOLDS: null", "FOLDS: 3").replace("FOLD: null", f"FOLD: {fold}")
         torch.save(state | {"options": options}, files[-1])
         files[-1].with_name("config.yaml").write_text(options)

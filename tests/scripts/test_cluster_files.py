@@ -5,9 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 from conftest import ROOT, config_for, each_row
+from pytest import mark
 
 from utils.errors import REFUSED
 
@@ -66,7 +66,7 @@ os.kill(os.getpid(), 9) | 137
 """
 
 
-@pytest.mark.slow
+@mark.slow
 @each_row(OF_RANK_0)
 def test_torchrun_ends_with_the_status_of_a_rank(tmp_path, script, status):
     (tmp_path / "script.py").write_text(f"import os, signal, sys, time\nif os.environ['RANK'] == '0': {script}\n")
@@ -82,11 +82,10 @@ def test_kubernetes_manifest():
     (container,) = spec["containers"]
     env = {variable["name"]: variable.get("value", "1") for variable in container["env"]}
     assert container["command"] == ["python", "scripts/kubernetes/torchrun.py", "main_multi_gpu.py"]
-    refused, evicted = job["spec"]["podFailurePolicy"]["rules"]
-    assert (refused["action"], refused["onExitCodes"]["values"]) == ("FailJob", [REFUSED])
-    assert refused["onExitCodes"]["containerName"] == container["name"]
+    of_container = {"containerName": container["name"], "operator": "In", "values": [REFUSED]}
+    evicted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+    assert job["spec"]["podFailurePolicy"]["rules"] == [{"action": "FailJob", "onExitCodes": of_container}, evicted]
     assert spec["restartPolicy"] == "Never"
-    assert (evicted["action"], evicted["onPodConditions"]) == ("Ignore", [{"type": "DisruptionTarget"}])
     assert int(env["PET_NNODES"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
     assert int(env["PET_NPROC_PER_NODE"]) == container["resources"]["limits"]["nvidia.com/gpu"]
     name = job["metadata"]["name"]

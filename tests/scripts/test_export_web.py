@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import ROOT, each_value, export_as, rotated
 from PIL import Image
+from pytest import approx, fixture, mark
 
 from configs.schema import Data
 from configs.schema.operating_point import OperatingPoint
@@ -71,7 +72,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         super().end_headers()
 
 
-@pytest.fixture
+@fixture
 def opened(tmp_path):
     """Writes model.json and the page, and returns the page as the browser shows it once it has answered."""
     if not BROWSER:
@@ -110,7 +111,7 @@ crop | 32 | 1.0 | nearest | 3 | [0, 0, 77, 91]
 """
 
 
-@pytest.mark.slow
+@mark.slow
 @each_value(CASES)
 def test_the_input_of_the_page_is_the_input_of_an_evaluation(
     resize, size, crop_pct, interpolation, channels, box, opened, tmp_path
@@ -133,7 +134,7 @@ def test_the_input_of_the_page_is_the_input_of_an_evaluation(
     assert steps.max() < 1e-3
 
 
-@pytest.mark.slow
+@mark.slow
 def test_the_page_answers_with_probabilities_and_the_operating_point(opened, tmp_path):
     Image.new("RGB", (40, 30), (200, 30, 60)).save(tmp_path / "a.png")
     values = {"image_size": 8, "resize": "squash", "crop_pct": 1, "interpolation": "bilinear", "channels": 3}
@@ -148,13 +149,13 @@ def test_the_page_answers_with_probabilities_and_the_operating_point(opened, tmp
             assert f"dog: {answer}" in page
     shares = np.exp(logits) / np.exp(logits).sum()  # of the last page
     assert [float(text) for text in re.findall(r"<td>([\d.]+)%</td>", page)] == [
-        pytest.approx(100 * share, abs=0.06) for share in sorted(shares, reverse=True)
+        approx(100 * share, abs=0.06) for share in sorted(shares, reverse=True)
     ]
     assert "&lt;b&gt;" in page
     assert "<b>" not in page.partition("<script>")[0]
 
 
-@pytest.mark.slow
+@mark.slow
 def test_the_folder_has_the_model_of_the_run_and_what_the_page_reads(trained_digits, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     trained = trained_digits("TRAIN.BASE_LR=1e-2")
@@ -163,8 +164,7 @@ def test_the_folder_has_the_model_of_the_run_and_what_the_page_reads(trained_dig
         export_as("web", trained, target, "-no_paths")
     assert sorted(path.name for path in target.iterdir()) == ["index.html", "model.json", "model.onnx"]
     model = read_json(target / "model.json")
-    assert model["class_names"] == list("0123456789")
-    assert model["preprocessing"]["image_size"] == 8
+    assert (model["class_names"], model["preprocessing"]["image_size"]) == ([*"0123456789"], 8)
     read = set(re.findall(r"model\.([a-z_]+)", PAGE)) - {"json", "onnx"}
     assert read <= {*model, "threshold_logits", "operating_point", "tempered_operating_point", "temperature"}
     assert str(tmp_path) not in (target / "model.json").read_text()

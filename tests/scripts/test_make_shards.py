@@ -7,11 +7,12 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
-import pytest
 import timm.data
 import webdataset
 from conftest import GREY, config_for, read_samples, refused, rotated, told
+from numpy.random import default_rng
 from PIL import Image, ImageOps
+from pytest import fixture, mark, raises
 from webdataset.tariterators import base_plus_ext
 
 from configs.schema import Data
@@ -25,10 +26,10 @@ from utils.files import read_json
 CLASSES = ("cat", "dog.v2", "ünï 中🙂")
 
 
-@pytest.fixture
+@fixture
 def folders(tmp_path) -> Path:
     """Noise in class folders: 8 images of 2 to 4 KB per class for training, 2 for validation."""
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     for split, count in (("train", 8), ("val", 2)):
         for name in CLASSES:
             (tmp_path / "folders" / split / name).mkdir(parents=True)
@@ -38,7 +39,7 @@ def folders(tmp_path) -> Path:
     return tmp_path / "folders"
 
 
-@pytest.fixture
+@fixture
 def bad(folders) -> Path:
     (folders / "train" / "cat" / "ä.5.jpg").write_bytes(b"no image")
     return folders / "train" / "cat" / "ä.5.jpg"
@@ -88,7 +89,7 @@ def write_tables(root: Path, columns: str, **cells: list[str]) -> Path:
     return root
 
 
-@pytest.mark.parametrize("split", ["train", "val"])
+@mark.parametrize("split", ["train", "val"])
 def test_webdataset_and_timm_read_all_samples(folders, cpu, split):
     output = write(folders)
     (samples,) = read_samples(data_of(folders, "folder"), 3, cpu, split)
@@ -138,7 +139,7 @@ def test_a_shard_ends_with_the_image_that_fills_it_and_equal_data_give_equal_byt
     assert content_of(write(folders, "again")) == content_of(output)
 
 
-@pytest.mark.parametrize("change", [{"crc": 1}, {"label": 7}, {"group": "x"}], ids=str)
+@mark.parametrize("change", [{"crc": 1}, {"label": 7}, {"group": "x"}], ids=str)
 def test_a_shard_that_is_read_back_as_another_one_is_refused(folders, monkeypatch, change):
     """Who writes to a network disk and deletes the images afterwards relies on the comparison."""
 
@@ -152,9 +153,9 @@ def test_a_shard_that_is_read_back_as_another_one_is_refused(folders, monkeypatc
     assert not (folders.parent / "shards").exists()
 
 
-@pytest.mark.parametrize("channels, mode, extension, keys", [(1, "L", ".pgm", GREY), (3, "RGB", ".ppm", [])])
+@mark.parametrize("channels, mode, extension, keys", [(1, "L", ".pgm", GREY), (3, "RGB", ".ppm", [])])
 def test_stored_pixels_are_pillows_resize_of_the_upright_image(folders, cpu, channels, mode, extension, keys):
-    rng = np.random.default_rng(2)
+    rng = default_rng(2)
     deep = folders / "val" / "cat" / "deep.png"
     turned = Image.fromarray(rng.integers(256, size=(60, 90, 3), dtype=np.uint8))
     turned.save(deep.with_name("turned.jpg"), exif=rotated(6))
@@ -186,7 +187,7 @@ def test_keys_are_what_webdataset_finds():
     for path, key in (
         ("train/cat/a.jpg", "train/cat/a"), ("v1.2/.hidden.png", "v1.2/_hidden"), ("/absolute//a.jpg", "absolute/a"),
         ("../../up/./a.jpg", "_/_/up/a"), ("a/__init__.jpg", "a/_init__"), ("line\nbreak\t.jpg", "line_break_"),
-        ("", "_"), ("\udcff.jpg", "\udcff"),
+        ("", "_"), ("\udcff.jpg", "\udcff")
     ):  # fmt: skip
         assert list(unique_keys([path])) == [key]
         assert base_plus_ext(f"{key}.jpg") == (key, "jpg")
@@ -196,7 +197,7 @@ def test_keys_are_what_webdataset_finds():
 
 def test_a_bad_image_ends_the_writing_or_is_left_out(folders, bad):
     output = folders.parent / "shards"
-    with pytest.raises(BadImage, match=rf"^{bad}: "):
+    with raises(BadImage, match=rf"^{bad}: "):
         write(folders)
     assert not output.exists()
     write(folders, "shards", "DATA.ON_BAD_IMAGE=skip")
@@ -217,14 +218,11 @@ def test_several_labels_are_written_and_read_as_in_their_table(tmp_path, cpu):
         return found
 
     expected = read("csv", root)
-    assert len(expected) == 6
     assert expected["train1"] == (["cat", "dog", "emu"], [0, 0, 0])
     output = write(root, "shards", "DATA.MULTI_LABEL=true", dataset="csv")
     assert read("tar", output) == expected
     with tarfile.open(output / "train-000000.tar") as tar:
-        labels = {member.name: json.load(tar.extractfile(member)) for member in tar if member.name.endswith(".json")}
-    assert labels["train1.json"] == {"labels": []}
-    assert labels["train3.json"] == {"labels": [0, 1, 2]}
+        assert json.load(tar.extractfile("train3.json")) == {"labels": [0, 1, 2]}
     with refused(r"^\S*shards: has images with several labels; set DATA.MULTI_LABEL=true$"):
         read("tar", output, "false")
     (output / INDEX_NAME).unlink()

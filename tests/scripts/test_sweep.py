@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from unittest.mock import Mock
 
-import pytest
-from conftest import ROOT, config_for, refused
+from conftest import ROOT, cli, config_for, refused
+from pytest import fixture, mark, raises
 
 from configs.command_line import to_yaml
 from engine.checkpoint.run_folder import lock_run_folder
@@ -19,9 +19,11 @@ from utils.errors import Unavailable, UserError
 from utils.files import read_json
 from utils.notes import SWEEP
 
-DIGITS = ["-dataset=digits", "-opts", "DATA.IMAGE_SIZE=8", "MODEL.PATCH_SIZE=4", "DATA.IMAGE_CHANNELS=1",
-          "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.25]", "DATA.FOLDS=3", "MODEL.DEPTH=1", "MODEL.EMBED_DIM=16",
-          "MODEL.NUM_HEADS=2"]  # fmt: skip
+DIGITS = cli(
+    "-dataset=digits -opts DATA.IMAGE_SIZE=8 MODEL.PATCH_SIZE=4 DATA.IMAGE_CHANNELS=1 "
+    "DATA.IMAGENET_MEAN=[0.5] DATA.IMAGENET_STD=[0.25] DATA.FOLDS=3 MODEL.DEPTH=1 "
+    "MODEL.EMBED_DIM=16 MODEL.NUM_HEADS=2"
+)
 # A program in place of the entry script: it notes its arguments and devices, and writes the status of a run.
 FAKE = """
 import json, os, sys, time
@@ -43,7 +45,7 @@ sys.exit(2 if fails else 0)
 """
 
 
-@pytest.fixture
+@fixture
 def fake(tmp_path, monkeypatch):
     """Replaces the entry script and the report; returns the folders that are compared."""
     (tmp_path / "fake.py").write_text(FAKE)
@@ -56,8 +58,7 @@ def fake(tmp_path, monkeypatch):
 def test_a_grid_has_a_run_per_combination_in_a_folder_of_its_options():
     sets = ["DATA.FOLD=0..2", "TRAIN.BASE_LR=1e-3,2e-3"]
     root, runs, speeds = sweep.read_grid(sets, DIGITS)
-    assert list(runs)[:3] == ["FOLD=0,BASE_LR=1e-3", "FOLD=0,BASE_LR=2e-3", "FOLD=1,BASE_LR=1e-3"]
-    assert len(runs) == 6
+    assert list(runs) == [f"FOLD={fold},BASE_LR={rate}" for fold in range(3) for rate in ("1e-3", "2e-3")]
     assert not speeds
     assert runs["FOLD=1,BASE_LR=2e-3"][-2:] == ["DATA.FOLD=1", "TRAIN.BASE_LR=2e-3"]
     assert root.parent == Path("output")
@@ -84,10 +85,10 @@ def test_runs_are_spread_over_the_visible_gpus(monkeypatch):
     assert len(sweep._environments(None, 2)) == 2
 
 
-@pytest.mark.slow
+@mark.slow
 def test_a_failing_run_stops_no_other_one_and_is_resumed_by_the_same_command(tmp_path, fake, monkeypatch, capfd):
     monkeypatch.setattr(sweep, "_environments", lambda gpus, jobs: [{"CUDA_VISIBLE_DEVICES": str(i)} for i in (0, 1)])
-    argv = [f"-output={tmp_path}", "-set", "SEED=0..3", "-set=DATA.FOLD=1", *DIGITS]
+    argv = [*cli(f"-output={tmp_path} -set SEED=0..3 -set=DATA.FOLD=1"), *DIGITS]
     find = Mock(wraps=sweep.newest_runs)
     monkeypatch.setattr(sweep, "newest_runs", find)
     assert sweep.main(argv) == 1
@@ -107,15 +108,15 @@ def test_a_failing_run_stops_no_other_one_and_is_resumed_by_the_same_command(tmp
     assert fake == [fake[0]] * 2
     assert "3 done" in capfd.readouterr().out
     monkeypatch.setattr("engine.checkpoint.run_folder._LOCK_SECONDS", 0.1)
-    with lock_run_folder(Path(fake[0])), pytest.raises((Unavailable, UserError), match=fake[0]):  # by another process
+    with lock_run_folder(Path(fake[0])), raises((Unavailable, UserError), match=fake[0]):  # by another process
         sweep.main(argv)
 
 
-@pytest.mark.slow
+@mark.slow
 def test_with_minutes_the_first_run_of_each_speed_decides_the_epochs(tmp_path, fake, monkeypatch):
     """The other ones start when it has: two speeds, which three devices train at a time."""
     monkeypatch.setattr(sweep, "_environments", lambda gpus, jobs: [{"CUDA_VISIBLE_DEVICES": str(i)} for i in range(3)])
-    argv = [f"-output={tmp_path}", "-minutes=1", "-set=MODEL.MLP_RATIO=2,4", "-set=DATA.FOLD=0..2", *DIGITS]
+    argv = [*cli(f"-output={tmp_path} -minutes=1 -set=MODEL.MLP_RATIO=2,4 -set=DATA.FOLD=0..2"), *DIGITS]
     assert sweep.main([*argv, "TRAIN.WARMUP_EPOCHS=1"]) == 0
     (root,) = tmp_path.glob("*-sweep-*")
     speeds = read_json(root / "sweep.json")
@@ -164,10 +165,10 @@ def test_a_run_with_the_options_of_a_member_is_no_member(tmp_path, monkeypatch):
     assert config_for(f"-resume={run}", "-output=other").save == "other"
 
 
-@pytest.mark.slow
+@mark.slow
 def test_ctrl_c_saves_the_runs_and_the_same_command_continues(tmp_path):
-    few = ["DATA.FOLD=0", "SAVE_FREQ=1", "VALIDATE_FREQ=30"]
-    argv = [f"-output={tmp_path}", "-set=SEED=0,1", "-jobs=2", "-epochs=30", *DIGITS, *few]
+    few = cli("DATA.FOLD=0 SAVE_FREQ=1 VALIDATE_FREQ=30")
+    argv = [*cli(f"-output={tmp_path} -set=SEED=0,1 -jobs=2 -epochs=30"), *DIGITS, *few]
     command = [sys.executable, str(ROOT / "scripts/sweep.py"), *argv]
 
     def states():
@@ -181,7 +182,7 @@ def test_ctrl_c_saves_the_runs_and_the_same_command_continues(tmp_path):
         assert process.wait() == 130, process.communicate()
     assert "interrupted" in {status["state"] for status in states()}  # a fast one may have finished
     for status in states():
-        with pytest.raises(ProcessLookupError):
+        with raises(ProcessLookupError):
             os.kill(status["pid"], 0)
     subprocess.run(command, capture_output=True, check=True)
     assert [status["state"] for status in states()] == ["finished"] * 2

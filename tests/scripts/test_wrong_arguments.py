@@ -55,7 +55,7 @@ def test_wrong_arguments_are_one_line(script, words, part, trained_digits, tmp_p
     names = {"EMPTY": tmp_path / "empty", "SWEEP": SWEEP}
     if "RUN" in words:
         names["RUN"] = trained_digits()
-        state = torch.load(names["RUN"] / "best.pth", weights_only=True)
+        state = torch.load(names["RUN"] / "best.pth")
         others = {
             "OTHER": {"model": {"norm.bias": torch.ones(3)}},
             "CLASSES": state | {"class_names": list("abcdefghij")},

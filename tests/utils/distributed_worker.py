@@ -34,11 +34,11 @@ from utils.system import usable_cores
 from utils.torch_compat import set_process_group_timeout
 
 
-def print_line(line: str) -> None:
+def print_line(line: str):
     os.write(1, f"{line}\n".encode())  # one system call, so that lines of two processes do not mix
 
 
-def agree(context: ProcessContext) -> None:
+def agree(context: ProcessContext):
     numbers = torch.tensor([context.rank + 1.0])
     total = all_reduce_sum(numbers, context)
     assert total is numbers
@@ -51,7 +51,7 @@ def agree(context: ProcessContext) -> None:
     print_line(f"{ranks} {context.device} sum {total.item():g} {name}")
 
 
-def agree_and_listen(context: ProcessContext) -> None:
+def agree_and_listen(context: ProcessContext):
     """Prints the addresses at which this rank and its launcher listen, too."""
     agree(context)
     opened = [path for pid in (os.getpid(), os.getppid()) for path in Path(f"/proc/{pid}/fd").iterdir()]
@@ -64,58 +64,58 @@ def agree_and_listen(context: ProcessContext) -> None:
     gather_objects(None, context)
 
 
-def one_fails(context: ProcessContext) -> None:
+def one_fails(context: ProcessContext):
     agree(context)
     if context.rank == 1:
         raise Unavailable("disk: full")
     all_reduce_sum(torch.zeros(1), context)
 
 
-def one_crashes(context: ProcessContext) -> None:
+def one_crashes(context: ProcessContext):
     if context.rank == 1:
         raise ValueError("a bug")
     all_reduce_sum(torch.zeros(1), context)
 
 
-def one_is_killed(context: ProcessContext) -> None:
+def one_is_killed(context: ProcessContext):
     if context.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     all_reduce_sum(torch.zeros(1), context)
 
 
-def one_fails_and_its_exit_hangs(context: ProcessContext) -> None:
+def one_fails_and_its_exit_hangs(context: ProcessContext):
     """Python waits at exit for a thread, which stands for one that waits for a disk or a GPU."""
     if context.rank == 1:
         threading.Thread(target=time.sleep, args=(600,)).start()
     one_fails(context)
 
 
-def one_hangs(context: ProcessContext, is_stopped: bool = False) -> None:
+def one_hangs(context: ProcessContext, is_stopped: bool = False):
     set_process_group_timeout(timedelta(seconds=3.0))
     if context.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP) if is_stopped else time.sleep(600)
     all_reduce_sum(torch.zeros(1), context)
 
 
-def one_is_stopped(context: ProcessContext) -> None:
+def one_is_stopped(context: ProcessContext):
     one_hangs(context, is_stopped=True)
 
 
-def one_waits_for_a_sum(context: ProcessContext) -> None:
+def one_waits_for_a_sum(context: ProcessContext):
     time.sleep(0 if context.rank else 600)
     all_reduce_sum(torch.zeros(1), context)
 
 
-def one_waits_for_a_group(context: ProcessContext) -> None:
+def one_waits_for_a_group(context: ProcessContext):
     time.sleep(0 if context.rank else 600)
     RankExchange(context, timeout_seconds=600)
 
 
-def all_fail(context: ProcessContext) -> None:
+def all_fail(context: ProcessContext):
     raise Unavailable("disk: full")
 
 
-def one_is_slow(context: ProcessContext) -> None:
+def one_is_slow(context: ProcessContext):
     set_process_group_timeout(timedelta(seconds=2.0))
 
     def work() -> int:

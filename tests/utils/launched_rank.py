@@ -20,7 +20,7 @@ from utils.signals import Interrupted
 MORE = ["$$a", "${local_rank}", "b c"]
 
 
-def run_rank(case: str, folder: str, *more: str) -> None:
+def run_rank(case: str, folder: str, *more: str):
     assert list(more) == MORE
     assert has_launcher()
     assert os.getsid(0) == os.getpid()
@@ -74,7 +74,7 @@ def launch(case: str, folder: str, own_imports: str = "") -> tuple[int, str]:
     return status, ""
 
 
-def launch_forks(folder: str, *cases: str) -> None:
+def launch_forks(folder: str, *cases: str):
     """Prints {case: result} of a launcher for each case, at the same time; all are forks of this process."""
     import torch.distributed  # noqa: F401
 

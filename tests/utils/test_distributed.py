@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
 from conftest import each_value, refused
+from pytest import fixture, mark, raises
 from rank_pool import environment
 
 from utils import distributed, threads
@@ -57,7 +57,7 @@ def run(case: str) -> Ended:
     return end(start([sys.executable, WORKER, case]))
 
 
-@pytest.mark.slow
+@mark.slow
 def test_script_starts_its_own_processes_which_listen_at_the_loopback_interface_only():
     ended = run("agree_and_listen")
     lines = ended.out.splitlines()
@@ -97,8 +97,8 @@ def torchrun(case: str) -> list[subprocess.Popen]:
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", [srun, mpirun, torchrun])
+@mark.slow
+@mark.parametrize("launcher", [srun, mpirun, torchrun])
 def test_processes_of_a_launcher_agree(launcher):
     both = [end(process) for process in launcher("agree")]
     assert [ended.status for ended in both] == [0, 0], both
@@ -106,7 +106,7 @@ def test_processes_of_a_launcher_agree(launcher):
     assert set(lines) == AGREED | {f"by {launcher.__name__} with None threads"}
 
 
-@pytest.mark.slow
+@mark.slow
 def test_processes_exit_without_a_launcher_that_terminates_them():
     """A rank that fails prints its error, or else its traceback; another one that loses it prints that, if alone."""
     cases = ("all_fail", "one_crashes", "one_is_killed", "one_fails_and_its_exit_hangs")
@@ -125,8 +125,8 @@ def test_processes_exit_without_a_launcher_that_terminates_them():
     assert [(one.status, one.err) for one in (waiting, hanging)] == [(1, ""), (1, "error: disk: full\n")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["one_waits_for_a_sum", "one_waits_for_a_group"])
+@mark.slow
+@mark.parametrize("case", ["one_waits_for_a_sum", "one_waits_for_a_group"])
 def test_a_signal_to_all_ranks_of_a_launcher_is_the_cause_while_one_waits_for_another(case):
     ranks = srun(case)
     for process in ranks:
@@ -140,7 +140,7 @@ def test_a_signal_to_all_ranks_of_a_launcher_is_the_cause_while_one_waits_for_an
     assert "SIGTERM" in second.err
 
 
-@pytest.mark.slow
+@mark.slow
 def test_a_hanging_or_stopped_rank_ends_all_after_the_timeout():
     started = [start([sys.executable, WORKER, case]) for case in ("one_hangs", "one_is_stopped")]
     for ended in map(end, started):  # all processes that write to the output have ended
@@ -171,18 +171,18 @@ def test_gpu_that_is_full_at_the_start():
     for error in (dist.DistBackendError(nccl), torch.AcceleratorError("CUDA error: out of memory\nMore lines.")):
         with refused(line), distributed._report_full_gpu():
             raise error
-    with pytest.raises(RuntimeError, match="a bug"), distributed._report_full_gpu():
+    with raises(RuntimeError, match="a bug"), distributed._report_full_gpu():
         raise RuntimeError("a bug")
 
 
-@pytest.mark.slow
+@mark.slow
 def test_processes_wait_for_a_slow_one_longer_than_the_timeout():
     ended = run("one_is_slow")
     assert ended.status == 0, ended.err
     assert {"rank 0: 0", "rank 1: 1"} <= set(ended.out.splitlines())
 
 
-@pytest.fixture
+@fixture
 def short_waits(monkeypatch):
     monkeypatch.setattr(threads, "_QUIET_SECONDS", 0.3)
     monkeypatch.setattr(distributed, "_ATTEMPT_SECONDS", 0.3)
@@ -198,12 +198,12 @@ def test_ranks_share_the_store_of_rank_0_which_no_other_host_reaches():
     stores = [connect_store(place(port, rank), limit_seconds=60) for rank in (0, 1)]
     stores[0].set("key", "value")
     assert stores[1].get("key") == b"value"
-    with pytest.raises(OSError):  # another address of this host
+    with raises(OSError):  # another address of this host
         socket.create_connection(("127.0.0.2", port), timeout=1)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("short_waits")
+@mark.slow
+@mark.usefixtures("short_waits")
 def test_an_address_without_rank_0_is_named():
     with socket.create_server((LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
@@ -215,11 +215,11 @@ def test_an_address_without_rank_0_is_named():
         connect_store(place(port), limit_seconds=0.5)
 
 
-@pytest.mark.usefixtures("short_waits")
+@mark.usefixtures("short_waits")
 def test_a_rank_that_does_not_start_and_one_with_another_device_are_named():
     store = dist.HashStore()
     store.set("host of rank 2", "node2")
-    with pytest.raises(Unavailable, match=r"WORLD_SIZE is 3: rank 0 waits for rank 1, for 1 s now"):
+    with raises(Unavailable, match=r"WORLD_SIZE is 3: rank 0 waits for rank 1, for 1 s now"):
         distributed._meet(store, 0, 3, 1, "host", "node0")
     store.set("host of rank 1", "node1")
     hosts = distributed._meet(store, 0, 3, 1, "host", "node0")
@@ -243,7 +243,7 @@ class CountingStore:
         return call
 
 
-@pytest.mark.usefixtures("short_waits")
+@mark.usefixtures("short_waits")
 def test_what_ranks_read_of_each_other_grows_with_their_number():
     """64 ranks: rank 0 reads 64 values, and each rank one list."""
     store = CountingStore()
@@ -262,7 +262,7 @@ a bug | false | false
 
 
 @each_value(ERRORS)
-@pytest.mark.usefixtures("handlers_after_test")
+@mark.usefixtures("handlers_after_test")
 def test_errors_of_the_connection_are_told_from_others(monkeypatch, tmp_path, text, is_lost, timed_out):
     monkeypatch.setattr(distributed, "_EXIT_SECONDS", 1e6)
     monkeypatch.setattr(distributed, "has_launcher", lambda: True)
@@ -271,7 +271,7 @@ def test_errors_of_the_connection_are_told_from_others(monkeypatch, tmp_path, te
     terminated.__context__ = RuntimeError(text)  # the launcher's signal arrived while it was handled
     for error in (RuntimeError(text), terminated):
         raised = Unavailable if is_lost else type(error)
-        with pytest.raises(raised), distributed._report_failure(dist.HashStore(), 1, 1, limit_seconds=60):
+        with raises(raised), distributed._report_failure(dist.HashStore(), 1, 1, limit_seconds=60):
             raise error
         assert report.exists() == is_lost
         assert read_json(report).get("timed_out", False) == timed_out

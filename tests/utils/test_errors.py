@@ -11,11 +11,10 @@ import random
 import re
 import sys
 
-import pytest
 import torch
 import torch.distributed as dist
-from conftest import config_for, samples_for
-from torch._inductor.exc import InductorError
+from conftest import config_for, samples_for, slow
+from pytest import mark, raises
 
 from configs.command_line import parse_command_line
 from datasets.decoding.decode import open_image
@@ -72,10 +71,10 @@ MAY_PASS_ERRORS = {
 }
 
 
-@pytest.mark.parametrize("name", [*REFUSED_ERRORS, *MAY_PASS_ERRORS])
+@mark.parametrize("name", [*REFUSED_ERRORS, *MAY_PASS_ERRORS])
 def test_status_of(name, tmp_path, cpu, monkeypatch):
     monkeypatch.setattr(run_folder, "_LOCK_SECONDS", 0.0)
-    with pytest.raises(UserError) as caught:
+    with raises(UserError) as caught:
         (REFUSED_ERRORS | MAY_PASS_ERRORS)[name](tmp_path, cpu)
     assert caught.value.status == (REFUSED if name in REFUSED_ERRORS else MAY_PASS)
     assert pickle.loads(pickle.dumps(caught.value)).status == caught.value.status  # on the other ranks
@@ -109,7 +108,7 @@ def printed_by(capsys, error: Exception) -> str:
 def test_the_command_that_resumes_follows_an_error(capsys, monkeypatch):
     monkeypatch.setattr(notes, "on_run_end", lambda **values: "again")
     assert printed_by(capsys, UserError("3.jpg")) == "error: 3.jpg\nresume with: again\n"
-    with pytest.raises(ZeroDivisionError):
+    with raises(ZeroDivisionError):
         run_and_report_errors(lambda argv: 1 // 0, [])
     assert capsys.readouterr().err == "resume with: again\n"  # before Python's traceback
 
@@ -131,7 +130,7 @@ def test_control_sequences_are_escaped(capsys):
     )
 
 
-@pytest.mark.parametrize("count, more", [(20, None), (21, "  ... and 1 more")])
+@mark.parametrize("count, more", [(20, None), (21, "  ... and 1 more")])
 def test_each_finding_is_a_line(capsys, count, more):
     error = combine_findings("the data", [f"file {number}\n{ESCAPE}" for number in range(count)])
     assert isinstance(pickle.loads(pickle.dumps(error)), Findings)
@@ -165,7 +164,6 @@ GPU_SHORTAGES = [
     (RuntimeError, "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_{DEVICE_ALLOCATION_FAILED}"),
     (RuntimeError, f"{SDPA}\n{{CUDA ran out of memory outside}} PyTorch's allocator."),
     (dist.DistBackendError, f"{NCCL}{{Cuda failure 2 'out of memory'}}"),
-    (lambda text: InductorError(torch.OutOfMemoryError(text), None), "{CUDA out of memory. Tried}"),
 ]
 HOST_SHORTAGES = [
     (MemoryError, ""),
@@ -177,9 +175,15 @@ OTHER_ERRORS = [
     RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb, m, n, k )`"),
     torch.AcceleratorError("CUDA error: device-side assert triggered"),
     dist.DistBackendError(f"{NCCL}Cuda failure 1 'invalid argument'"),
-    InductorError(RuntimeError(NO_CONFIG), None),
+    slow(NO_CONFIG),
     UserError("out of host memory; lower -num_workers"),
 ]
+
+
+def inductor_error(cause: Exception) -> Exception:
+    from torch._inductor.exc import InductorError  # imports the compiler
+
+    return InductorError(cause, None)
 
 
 def chained(error: Exception, *, hidden: bool = False, outer: Exception | None = None) -> Exception:
@@ -198,9 +202,12 @@ def noted(error: Exception, note: str) -> Exception:
     return error
 
 
-@pytest.mark.parametrize(
+COMPILING = slow(True, lambda text: inductor_error(torch.OutOfMemoryError(text)), "{CUDA out of memory. Tried}")
+
+
+@mark.parametrize(
     "on_gpu, kind, message",
-    [*((True, *one) for one in GPU_SHORTAGES), *((False, *one) for one in HOST_SHORTAGES)],
+    [*((True, *one) for one in GPU_SHORTAGES), *((False, *one) for one in HOST_SHORTAGES), COMPILING],
 )
 def test_shortage_of_memory(on_gpu, kind, message):
     part = re.search(r"{(.*?)}", message)
@@ -211,14 +218,16 @@ def test_shortage_of_memory(on_gpu, kind, message):
     assert not shortage.in_loading
 
 
-@pytest.mark.parametrize("error", OTHER_ERRORS, ids=str)
+@mark.parametrize("error", OTHER_ERRORS, ids=str)
 def test_other_errors_are_no_shortage(error):
+    if error == NO_CONFIG:
+        error = inductor_error(RuntimeError(error))
     assert find_shortage(error) is None
     assert find_shortage(chained(error)) is None
     assert find_shortage(noted(error, IN_LOADING)) is None
 
 
-@pytest.mark.parametrize("hidden", [False, True])
+@mark.parametrize("hidden", [False, True])
 def test_shortage_that_another_exception_wraps(hidden):
     inner = noted(torch.AcceleratorError(OUT_OF_MEMORY), IN_EVALUATION)
     shortage = find_shortage(chained(inner, hidden=hidden, outer=ValueError("a failed clean-up")))
@@ -227,7 +236,7 @@ def test_shortage_that_another_exception_wraps(hidden):
     assert shortage.reason == "CUDA error: out of memory"
 
 
-@pytest.mark.parametrize("where", ["", "Caught AcceleratorError in pin memory thread for device 0.\nTraceback:\n"])
+@mark.parametrize("where", ["", "Caught AcceleratorError in pin memory thread for device 0.\nTraceback:\n"])
 def test_pinned_memory_is_host_memory(where):
     """With workers, a thread of torch allocates it; without workers, the main thread."""
     message = f"{where}torch.AcceleratorError: {OUT_OF_MEMORY}"
@@ -248,7 +257,7 @@ def test_a_limit_of_the_address_space_is_named_in_one_line(monkeypatch, capsys):
     def main(argv):
         raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
 
-    with pytest.raises(ImportError):
+    with raises(ImportError):
         run_and_report_errors(main, [])
     monkeypatch.setattr("resource.getrlimit", lambda _: (500_000 * 1024, -1))
     assert run_and_report_errors(main, []) == MAY_PASS
@@ -261,7 +270,7 @@ def test_the_hint_is_the_first_name_of_equal_ratios():
         assert did_you_mean("Species_0", order) == "; did you mean species_00?"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@mark.parametrize("seed", range(20))
 def test_the_hint_is_a_name_of_the_highest_ratio_of_difflib(seed):
     generator = random.Random(seed)
     names = ["".join(generator.choices("abcd", k=generator.randint(2, 8))) for _ in range(30)]

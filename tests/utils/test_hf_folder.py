@@ -2,8 +2,8 @@
 
 import threading
 
-import pytest
 from conftest import refused
+from pytest import fixture, mark, raises
 
 from utils.errors import Unavailable
 from utils.file_formats import hf_folder
@@ -12,7 +12,7 @@ from utils.file_formats.hf_folder import weight_file
 CONFIG = '{"architecture": "test_vit"}'
 
 
-@pytest.fixture
+@fixture
 def hub(tmp_path, monkeypatch):
     """A repository with config.json and pytorch_model.bin, at the commit `c0ffee`; returns the requests."""
     requests = []
@@ -57,11 +57,11 @@ def refuse(*_, **__):
     raise OSError("404 Client Error.\n\nRepository Not Found")
 
 
-@pytest.mark.parametrize("answer, reason", [(silence, "no answer"), (refuse, "404 Client Error.")])
+@mark.parametrize("answer, reason", [(silence, "no answer"), (refuse, "404 Client Error.")])
 def test_a_failed_download_names_the_file_and_the_flag(hub, monkeypatch, answer, reason):
     monkeypatch.setattr("huggingface_hub.file_exists", answer)
     monkeypatch.setattr(hf_folder, "ANSWER_SECONDS", 0.05)
-    with pytest.raises(Unavailable, match=rf"^https://.*/org/name/resolve/main/config.json: [^\n]*\({reason}.*-pretr"):
+    with raises(Unavailable, match=rf"^https://.*/org/name/resolve/main/config.json: [^\n]*\({reason}.*-pretr"):
         weight_file("hf-hub:org/name")
 
 

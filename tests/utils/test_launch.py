@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import pytest
 from conftest import ROOT, each_row, refused
+from pytest import mark
 
 from utils.processes import launch
 from utils.processes.launch import check_is_alone, detect_launcher, torchrun_variables
@@ -80,7 +80,7 @@ ALL_OF_2 = f"{ONE_OF_2} LOCAL_WORLD_SIZE=2"
 TORCHRUN = f"{ALL_OF_2} TORCHELASTIC_RUN_ID=none"
 
 
-@pytest.mark.parametrize("name", launch._OUTER_COUNTS)
+@mark.parametrize("name", launch._OUTER_COUNTS)
 def test_a_torchrun_of_one_host_that_is_started_several_times_is_refused(name):
     """Each would train apart, such as under `srun -N2 torchrun` without --nnodes."""
     outer = f"SLURM_NNODES=2 SLURM_NTASKS=2 {name}=2"
@@ -120,7 +120,7 @@ SRUN = (
 )
 
 
-@pytest.mark.parametrize("node", ["4", "x"])
+@mark.parametrize("node", ["4", "x"])
 def test_srun_names_a_node_of_its_list(node):
     with refused(f"SLURM_NODEID is '{node}'"):
         under(env(SRUN, f"SLURM_NODEID={node}"), torchrun_variables)
@@ -147,7 +147,7 @@ def test_mpirun_over_several_hosts_needs_an_address():
     assert under(env(OPEN_MPI_LOCAL, "SLURM_NODELIST=node[1-2]"), torchrun_variables)["MASTER_ADDR"] == "node1"
 
 
-@pytest.mark.parametrize("launcher, status", [("this process", 0), ("1, as if it had ended", -signal.SIGTERM)])
+@mark.parametrize("launcher, status", [("this process", 0), ("1, as if it had ended", -signal.SIGTERM)])
 def test_a_rank_whose_launcher_ended_during_its_start_ends_too(launcher, status):
     number = os.getpid() if launcher == "this process" else 1
     code = "from utils.processes.launch import exit_with_launcher; exit_with_launcher()"
@@ -170,28 +170,28 @@ def end_while_importing(
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, preexec_fn=default)
 
 
-@pytest.mark.skipif(os.system("unshare -rpf true 2>/dev/null") != 0, reason="needs namespaces of processes")
-@pytest.mark.parametrize("script", SCRIPTS)
+@mark.skipif(os.system("unshare -rpf true 2>/dev/null") != 0, reason="needs namespaces of processes")
+@mark.parametrize("script", SCRIPTS)
 def test_sigterm_ends_the_first_process_of_a_container_while_it_imports(tmp_path, script):
     """For docker and Kubernetes without an init process: the kernel drops signals to process 1 without a handler."""
     ended = end_while_importing(tmp_path, script, "os.kill(1, signal.SIGTERM)", "unshare", "-rpf")
     assert (ended.returncode, ended.stderr) == (143, "")
 
 
-@pytest.mark.skipif(os.system("unshare -rpf true 2>/dev/null") != 0, reason="needs namespaces of processes")
-@pytest.mark.parametrize("words, status", [("-h", 0), ("-unknown", 2)])
+@mark.skipif(os.system("unshare -rpf true 2>/dev/null") != 0, reason="needs namespaces of processes")
+@mark.parametrize("words, status", [("-h", 0), ("-unknown", 2)])
 def test_the_first_process_of_a_container_has_the_status_of_the_script(words, status):
     command = ["unshare", "-rpf", sys.executable, "main_single_gpu.py", words]
     assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == status
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@mark.parametrize("script", SCRIPTS)
 def test_ctrl_c_while_a_script_imports_prints_no_traceback(tmp_path, script):
     ended = end_while_importing(tmp_path, script, "os.kill(os.getpid(), signal.SIGINT)")
     assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
 
 
-@pytest.mark.parametrize("script", ["main_single_gpu.py", "main_multi_gpu.py -ngpus=2"])
+@mark.parametrize("script", ["main_single_gpu.py", "main_multi_gpu.py -ngpus=2"])
 def test_sigterm_while_torch_imports_numpy_ends_the_run(tmp_path, script):
     """torch's C++ code hides exceptions there: the run would go on, and the scheduler kill it without a checkpoint."""
     words = f"{script} -device=cpu -dataset=digits -output={tmp_path}"

@@ -10,6 +10,8 @@ from multiprocessing import forkserver, resource_tracker, util
 import pytest
 import timm
 import torch
+from pytest import mark
+from timm import create_model
 from timm.optim.muon import Muon
 from torch import nn
 
@@ -42,12 +44,12 @@ def test_muon_updates_matrices():
 def test_coat_initializes_linear_layers():
     linear = nn.Linear(64, 64)
     nn.init.ones_(linear.bias)
-    linear.apply(library_compat.init_weights_of(timm.create_model("coat_lite_tiny")))
+    linear.apply(library_compat.init_weights_of(create_model("coat_lite_tiny")))
     assert not linear.bias.any()
     assert linear.weight.std() < 0.03
 
 
-@pytest.mark.parametrize("name", ["eager", "sdpa"])
+@mark.parametrize("name", ["eager", "sdpa"])
 def test_attention_of_transformers(name):
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(attn_implementation=name)

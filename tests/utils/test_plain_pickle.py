@@ -4,10 +4,10 @@ import pickle
 from collections import OrderedDict
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import mark, raises
 
 from utils.file_formats.pickles import ArrayRecord, Inert, _encode, read_pickle
 
@@ -27,8 +27,8 @@ def test_plain_data_round_trip(value, protocol, tmp_path_factory):
     assert read(pickle.dumps(value, protocol=protocol), tmp_path_factory.getbasetemp()) == value
 
 
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-@pytest.mark.parametrize("order", ["C", "F"])
+@mark.parametrize("protocol", [0, 2, 4])
+@mark.parametrize("order", ["C", "F"])
 def test_arrays_become_records_of_their_bytes(protocol, order, tmp_path):
     array = np.arange(600, dtype="<f4").reshape(20, 30, order=order)
     record = read(pickle.dumps(OrderedDict(a=array, b=array), protocol=protocol), tmp_path)["b"]
@@ -47,13 +47,13 @@ def test_objects_are_inert_and_the_functions_of_the_reader_cannot_be_changed(tmp
     assert _encode.__defaults__ is None
     content = pickle.dumps(bytearray(b"abc"), protocol=5)
     assert read(content, tmp_path) == b"abc"
-    with pytest.raises((EOFError, pickle.UnpicklingError)):  # more bytes are stated than there are
+    with raises((EOFError, pickle.UnpicklingError)):  # more bytes are stated than there are
         read(content[: content.index(b"abc") + 1], tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore:torch.quantize")
-@pytest.mark.parametrize("is_archive", [True, False])
-@pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32])
+@mark.filterwarnings("ignore:torch.quantize")
+@mark.parametrize("is_archive", [True, False])
+@mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32])
 def test_a_quantized_tensor_leaves_the_others_readable(dtype, is_archive, tmp_path):
     content = {"quantized": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, dtype), "plain": torch.arange(3.0)}
     torch.save(content, tmp_path / "a.pth", _use_new_zipfile_serialization=is_archive)

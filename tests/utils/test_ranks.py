@@ -8,7 +8,8 @@ import sys
 import launched_rank
 import pytest
 import torch
-from conftest import ROOT, TINY_VIT, each_row, only_run
+from conftest import ROOT, TINY_VIT, cli, each_row, of_module, only_run
+from pytest import mark
 from rank_pool import environment as user_environment
 
 from engine.checkpoint.files import load_checkpoint
@@ -33,7 +34,7 @@ ignores | 137 | SIGKILL  # killed after the time to save a checkpoint
 CASES = [line.partition(" | ")[0] for line in ENDS.strip().splitlines()[1:]]
 
 
-@pytest.fixture(scope="module")
+@of_module
 def ends_of_forks(tmp_path_factory):
     """The status and the error of each case; all of them are forks of one process."""
     folder = tmp_path_factory.mktemp("forks")
@@ -44,8 +45,8 @@ def ends_of_forks(tmp_path_factory):
     return json.loads(ended.stdout)
 
 
-@pytest.mark.usefixtures("handlers_after_test")
-@pytest.mark.parametrize("are_forks", [True, False])
+@mark.usefixtures("handlers_after_test")
+@mark.parametrize("are_forks", [True, False])
 @each_row(ENDS)
 def test_the_end_of_a_launch(monkeypatch, tmp_path, capfd, request, are_forks, case, status, words):
     """Its status, and the one error of ranks that could print none."""
@@ -109,7 +110,7 @@ main_multi_gpu.run_script(main_multi_gpu.main)
 """
 
 
-@pytest.mark.slow
+@mark.slow
 def test_what_a_fork_inherits(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     environment = user_environment() | {"PYTHONPATH": str(ROOT)}
@@ -136,8 +137,8 @@ def torch_threads(environment):
     return int(subprocess.check_output([sys.executable, "-c", code], env=environment))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("gpus", ["", pytest.param("0", marks=pytest.mark.gpu)])
+@mark.slow
+@mark.parametrize("gpus", ["", pytest.param("0", marks=mark.gpu)])
 def test_forks_train_as_programs_do(tmp_path, gpus):
     """OMP_NUM_THREADS is not set: with other threads most tensors differ. A plugin needs programs."""
     (plugin := tmp_path / "plugin.py").write_text("")
@@ -150,7 +151,7 @@ def test_forks_train_as_programs_do(tmp_path, gpus):
     states = []
     logs = []
     for name, more in {"forks": [], "programs": [f"-plugin={plugin}"]}.items():
-        flags = [f"-data_path={data}", "-batch_size=4", "-num_workers=2", f"-output={tmp_path / name}", "-amp=yes"]
+        flags = cli(f"-data_path={data} -batch_size=4 -num_workers=2 -output={tmp_path / name} -amp=yes")
         words = ["main_multi_gpu.py", f"-ngpus={1 if gpus else 2}", *flags, *more, "-opts", *TINY_VIT]
         subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, check=True, timeout=300)
         folder = only_run(tmp_path / name)

@@ -5,25 +5,25 @@ import os
 import signal
 import threading
 
-import pytest
+from pytest import mark, raises
 
 from utils.signals import Interrupted, PendingSignal, end_without_exceptions, handle_signals, raise_on_signals
 from utils.threads import DaemonPool
 
-pytestmark = pytest.mark.usefixtures("handlers_after_test")
+pytestmark = mark.usefixtures("handlers_after_test")
 
 
 def test_only_the_first_signal_raises_an_exception():
     """A second Ctrl-C would otherwise print a traceback while the first one is being reported."""
     raise_on_signals()
-    with pytest.raises(Interrupted) as caught:
+    with raises(Interrupted) as caught:
         os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGTERM)
     assert caught.value.status == 130
 
 
-@pytest.mark.parametrize("is_own", [True, False])
+@mark.parametrize("is_own", [True, False])
 def test_signals_after_a_recorded_one_raise_no_exception(is_own, monkeypatch):
     """Also on a rank that learns of the signal from another rank. A launcher forwards Ctrl-C at once: no exit."""
     exits = []
@@ -43,7 +43,7 @@ def test_signals_after_a_recorded_one_raise_no_exception(is_own, monkeypatch):
     assert (pending.number, told, exits) == (signal.SIGTERM, ["SIGTERM"], [])
 
 
-@pytest.mark.parametrize("is_recorded", [True, False])
+@mark.parametrize("is_recorded", [True, False])
 def test_no_signal_interrupts_the_exit_but_a_second_ctrl_c(is_recorded, monkeypatch):
     """The first one may have come before: the recorder of a training stays."""
     exits = []
@@ -70,7 +70,7 @@ def test_results_errors_and_threads():
     assert len(threads() - before) == 3
     assert all(thread.daemon for thread in threads() - before)
     assert [future.result(10) for future in [pool.submit(pow, 2, n) for n in range(20)]] == [2**n for n in range(20)]
-    with pytest.raises(ZeroDivisionError):
+    with raises(ZeroDivisionError):
         pool.submit(divmod, 1, 0).result(10)
     own = threads() - before
     del pool

@@ -9,8 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import pytest
 from conftest import ROOT, each_row
+from pytest import fixture, mark, raises
 
 from utils import system
 from utils.system import available_bytes, core_share, cpu_quota, limit_spinning, why_unusable
@@ -23,7 +23,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+@mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_windows_is_refused_before_a_module_that_it_lacks(monkeypatch, program):
     """Also by `python -P`, which leaves the folder of the script out of sys.path: programs find their modules."""
     for name in [name for name in sys.modules if name.partition(".")[0] in PROJECT]:
@@ -33,7 +33,7 @@ def test_windows_is_refused_before_a_module_that_it_lacks(monkeypatch, program):
     monkeypatch.delattr(signal, "SIGHUP")
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT])
-    with pytest.raises(SystemExit, match=r"^error: .*win32.*Linux, macOS, or WSL 2"):
+    with raises(SystemExit, match=r"^error: .*win32.*Linux, macOS, or WSL 2"):
         runpy.run_path(str(program), run_name="__main__")
 
 
@@ -60,7 +60,7 @@ def test_missing_required_packages(monkeypatch):
     assert f": {', '.join(line.partition('>')[0] for line in lines)}; " in why_unusable()
 
 
-@pytest.fixture
+@fixture
 def machine(monkeypatch, tmp_path) -> Path:
     """A machine of two cores without these variables; its load is in `loadavg`, its devices are in the folder."""
     for name in ("CUDA_VISIBLE_DEVICES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
@@ -91,7 +91,7 @@ def test_limit_spinning(device_file, device, variable, expected, monkeypatch, ma
     assert str(system.os.environ.get("GOMP_SPINCOUNT")) == expected
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "of_ranks, quota, expected",
     [
         ([set(range(16))] * 8, math.inf, 2),  # torchrun: all ranks may use all cores
@@ -105,7 +105,7 @@ def test_share_of_a_rank(of_ranks, quota, expected):
     assert share.cores == expected
 
 
-@pytest.fixture
+@fixture
 def control_files(tmp_path, monkeypatch):
     monkeypatch.setattr(system, "_GROUPS", tmp_path / "groups")
     monkeypatch.setattr(system, "_MOUNT", tmp_path / "mount")
@@ -133,7 +133,7 @@ def test_cpu_quota(tmp_path, control_files, groups, files, expected):
     assert cpu_quota() == float(expected)
 
 
-@pytest.mark.usefixtures("control_files")
+@mark.usefixtures("control_files")
 def test_without_control_groups_there_is_no_quota():
     assert cpu_quota() == math.inf
 
@@ -141,7 +141,7 @@ def test_without_control_groups_there_is_no_quota():
 PAGES = "anon 3000\ninactive_file 700\nactive_file 9"
 
 
-@pytest.fixture
+@fixture
 def control_group(tmp_path, monkeypatch):
     def write(**files):
         for name, text in files.items():
@@ -151,7 +151,7 @@ def control_group(tmp_path, monkeypatch):
     return write
 
 
-@pytest.mark.parametrize("pages, free", [(PAGES, 5000 - 4000 + 700), ("anon 3000", 5000 - 4000)])
+@mark.parametrize("pages, free", [(PAGES, 5000 - 4000 + 700), ("anon 3000", 5000 - 4000)])
 def test_pages_of_files_in_a_control_group_are_free_memory(control_group, pages, free):
     control_group(max=5000, current=4000, stat=pages)
     assert available_bytes() == free
@@ -162,8 +162,8 @@ def test_a_control_group_without_a_limit_has_the_memory_of_the_host(control_grou
     assert available_bytes() > 10**6
 
 
-@pytest.mark.usefixtures("control_files")
-@pytest.mark.parametrize("path", ["/", "/docker/a:b", "/job"])  # the second one is the host's
+@mark.usefixtures("control_files")
+@mark.parametrize("path", ["/", "/docker/a:b", "/job"])  # the second one is the host's
 def test_memory_limit_of_control_groups_of_version_1(tmp_path, path):
     (tmp_path / "groups").write_text(f"5:cpu,cpuacct:/job\n4:memory:{path}\n1:name=systemd:/job\n0::/\n")
     for group, limit in {"memory": 5000, "memory/job": 2**63 - 4096, "cpu,cpuacct/job": 1000}.items():

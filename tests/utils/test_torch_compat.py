@@ -6,10 +6,10 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
 from conftest import ROOT, environment
+from pytest import mark
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -30,7 +30,7 @@ def test_fused_lerp(any_device):
         assert all(map(torch.equal, ends, copies))
 
 
-@pytest.mark.usefixtures("cpu_group")
+@mark.usefixtures("cpu_group")
 def test_process_group_timeout():
     torch_compat.set_process_group_timeout(timedelta(seconds=77))
     backend = dist.group.WORLD._get_backend(CPU)
@@ -119,7 +119,7 @@ for use in uses:
 """
 
 
-@pytest.mark.slow
+@mark.slow
 def test_dynamo_is_imported_when_it_is_used():
     command = [sys.executable, "-c", LATE_DYNAMO]
     run = subprocess.run(command, cwd=ROOT, env=environment(""), capture_output=True, text=True)
@@ -140,7 +140,7 @@ def test_is_compiled():
     assert torch_compat.is_compiled(module)
 
 
-@pytest.mark.slow
+@mark.slow
 def test_a_program_that_imports_the_training_can_compile():
     code = "import engine.training, torch; m = torch.nn.Linear(2, 2); m.compile()"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

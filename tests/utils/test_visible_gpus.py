@@ -1,8 +1,8 @@
 """A wanted GPU that torch cannot use ends the run in one line; without a GPU, or with -device cpu, it uses the CPU."""
 
-import pytest
 import torch
-from conftest import each_row, refused
+from conftest import cli, each_row, refused
+from pytest import fixture, mark
 
 import main_multi_gpu
 from configs.command_line import parse_command_line
@@ -28,7 +28,7 @@ def test_gpu_without_code_in_this_torch(monkeypatch):
         check_runs_kernels(GPU)
 
 
-@pytest.fixture
+@fixture
 def machine(monkeypatch, tmp_path):
     """A function that makes this machine one on which torch fails with `error`, with a GPU or without."""
 
@@ -84,7 +84,7 @@ def test_a_build_without_cuda(machine):
     assert cpu_warning(CPU) == ""
 
 
-@pytest.mark.parametrize("visible, usable", [("unset", True), ("1,-1,0", True), ("0,1,2,-1", False)])
+@mark.parametrize("visible, usable", [("unset", True), ("1,-1,0", True), ("0,1,2,-1", False)])
 def test_a_machine_with_two_gpus(monkeypatch, machine, visible, usable):
     machine("never called", visible)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -105,6 +105,6 @@ def test_a_machine_with_two_gpus(monkeypatch, machine, visible, usable):
 
 
 def test_ranks_and_parser_read_the_same_device():
-    for argv in (["--device=cpu"], ["-opts", "SEED=1", "-device=cpu", "-debug"]):
+    for argv in (["--device=cpu"], cli("-opts SEED=1 -device=cpu -debug")):
         assert requested_device(argv) == parse_command_line(argv).flags.device == "cpu"
     assert requested_device(["-debug"]) is parse_command_line([]).flags.device is None

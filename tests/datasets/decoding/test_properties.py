@@ -1,4 +1,6 @@
-"""Each row of the table of properties, with files and pixels by readers of its field: tests/fixtures/make_images.py."""
+"""Each row of the table of properties, with files and the pixels that readers of its field have from them: rasterio
+1.4.4, tifffile 2026.3.3 with imagecodecs 2026.3.6, OpenCV 5.0.0 and pydicom 3.0.2, once, in fixtures/images.json.
+"""
 
 import base64
 import json

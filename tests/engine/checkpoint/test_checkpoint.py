@@ -12,6 +12,7 @@ import pytest
 import torch
 from checkpoint_content import content
 from conftest import CPU, refused
+from pytest import fixture, mark
 
 from engine.checkpoint.files import (
     CheckpointWriter,
@@ -44,7 +45,7 @@ def epochs(folder: Path) -> dict[str, int]:
     return {path.name: load_checkpoint(path)["epoch"] for path in folder.iterdir()}
 
 
-@pytest.fixture
+@fixture
 def run_folder(tmp_path) -> Path:
     folder = tmp_path / "train-1"
     folder.mkdir()
@@ -53,7 +54,7 @@ def run_folder(tmp_path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("in_background", [True, False], ids=["in the background", "without memory for a copy"])
+@mark.parametrize("in_background", [True, False], ids=["in the background", "without memory for a copy"])
 def test_last_previous_best_and_newest_are_kept(tmp_path, monkeypatch, in_background):
     if not in_background:
         monkeypatch.setattr("engine.checkpoint.files.available_bytes", lambda: 0)

@@ -9,11 +9,12 @@ from argparse import Namespace
 from pathlib import Path
 from unicodedata import normalize
 
-import pytest
 import safetensors.torch
 import timm
 import torch
-from conftest import CPU, assert_same_state, cells_of, config_for, each_value, line_of, refused
+from conftest import CPU, assert_same_state, cells_of, config_for, each_value, line_of, of_module, refused
+from pytest import approx, mark
+from timm import create_model
 from timm.data import create_transform, resolve_data_config
 from timm.models import load_state_dict
 from torch import Tensor
@@ -33,7 +34,7 @@ from models.weights.read import read_weights
 from tests.datasets.photo import PHOTO, as_tensor
 
 
-@pytest.fixture(scope="module")
+@of_module
 def checkpoint(trained_digits, tmp_path_factory):
     """A copy with another ending, outside the folder of its run."""
     run = trained_digits("TRAIN.BASE_LR=1e-2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9")
@@ -49,7 +50,7 @@ def built(config: Config) -> torch.nn.Module:
     return build_eval_model(config, CPU).fp32.eval()
 
 
-@pytest.mark.parametrize(("options", "key"), [(["-opts", "MODEL.WEIGHTS_ENTRY=raw"], "model"), ([], "state_dict_ema")])
+@mark.parametrize("options, key", [(["-opts", "MODEL.WEIGHTS_ENTRY=raw"], "model"), ([], "state_dict_ema")])
 def test_timm_and_this_program_read_the_raw_weights_and_the_average(checkpoint, options, key):
     expected = load_checkpoint(checkpoint)[key]
     model = built(evaluated(checkpoint, *options))
@@ -72,7 +73,7 @@ def test_weights_in_a_checkpoint_are_contiguous(checkpoint, tmp_path):
 
 def test_an_evaluation_takes_the_model_that_the_file_of_another_program_names(saved):
     """As timm's train.py and DeiT write it; a given model stays."""
-    model = timm.create_model("test_vit2", num_classes=3)
+    model = create_model("test_vit2", num_classes=3)
     content = {"arch": "test_vit2", "state_dict": model.state_dict()}
     weights = saved(content | {"hyper_parameters": {"std": 0.02}})  # of its initial weights
     options = evaluated(weights)
@@ -95,7 +96,7 @@ def torchvisions(resized: int | tuple[int, int], method: str, size: int) -> v2.C
     return v2.Compose([*crop, v2.ToDtype(torch.float32, scale=True), normalize])
 
 
-def assert_evaluated_as(options: Config, model: torch.nn.Module, expected: Tensor, limit: float) -> None:
+def assert_evaluated_as(options: Config, model: torch.nn.Module, expected: Tensor, limit: float):
     """An evaluation shows these pixels but for differences of `limit` in the mean, and has the logits of the model."""
     pixels = pixels_of(options.data)
     assert (pixels - expected).abs().mean() < limit
@@ -111,7 +112,7 @@ OF_TIMM = [
 ]
 
 
-@pytest.mark.parametrize(("name", "given"), OF_TIMM)
+@mark.parametrize("name, given", OF_TIMM)
 def test_the_args_of_a_file_decide_its_pixels_and_its_network(name, given, saved):
     """By timm's own functions; a given key stays, and a fine-tuning starts with the same values."""
     args = UNSET | {"interpolation": "", "model_kwargs": {}} | given
@@ -119,7 +120,7 @@ def test_the_args_of_a_file_decide_its_pixels_and_its_network(name, given, saved
     if name == "test_vit":
         network["img_size"] = 96
     network = {key: value for key, value in network.items() if value}
-    model = timm.create_model(name, num_classes=3, **network).eval()
+    model = create_model(name, num_classes=3, **network).eval()
     path = saved({"state_dict": model.state_dict(), "args": Namespace(model=name, **args)})
     shown = create_transform(**resolve_data_config(args, model=model))
     if "val_crop_size" in given:
@@ -154,10 +155,10 @@ OF_PROGRAMS = {  # model, its arguments, the crop, what the file has beside the 
 }
 
 
-@pytest.mark.parametrize("program", OF_PROGRAMS)
+@mark.parametrize("program", OF_PROGRAMS)
 def test_what_a_program_fixes_decides_pixels_and_network(program, saved):
     name, changes, size, beside, resized, method = OF_PROGRAMS[program]
-    model = timm.create_model(name, num_classes=3, **changes).eval()
+    model = create_model(name, num_classes=3, **changes).eval()
     path = saved({"state_dict": model.state_dict(), **beside})
     expected = torchvisions(resized, method, size)(PHOTO.resize((131, 96)))[None]
     words = [f"-model={name}"] if program == "Swin" else []
@@ -166,7 +167,7 @@ def test_what_a_program_fixes_decides_pixels_and_network(program, saved):
 
 def test_the_file_beside_open_clips_weights_decides_pixels_and_activation(tmp_path):
     small = {"embed_dim": 64, "depth": 1, "num_heads": 1}
-    model = timm.create_model("vit_base_patch16_clip_quickgelu_224", img_size=32, num_classes=3, **small).eval()
+    model = create_model("vit_base_patch16_clip_quickgelu_224", img_size=32, num_classes=3, **small).eval()
     torch.save(model.state_dict(), tmp_path / "open_clip_pytorch_model.bin")
     shown = {"mean": [0.5] * 3, "std": [0.25] * 3, "resize_mode": "squash"}
     beside = {"quick_gelu": True, "vision_cfg": {"layers": 1, "width": 64, "patch_size": 16, "image_size": 32}}
@@ -180,7 +181,7 @@ def test_the_file_beside_open_clips_weights_decides_pixels_and_activation(tmp_pa
 
 def test_files_of_other_programs_are_not_read_as_those_of_these(saved):
     """A template with `config`, timm's saver without arguments, a network by that name, and a pooling by its name."""
-    own = timm.create_model("test_vit", num_classes=3)
+    own = create_model("test_vit", num_classes=3)
     content = {"state_dict": own.state_dict(), "arch": "test_vit", "epoch": 1}
     positions = {"arch": "vit_small", "state_dict": {"module.pos_embed": torch.ones(1, 2, 4)}}
     arguments = {"nb_classes": 3, "input_size": 160, "global_pool": "token"}
@@ -194,7 +195,7 @@ def test_files_of_other_programs_are_not_read_as_those_of_these(saved):
 def test_a_vit_small_of_moco_v3_has_twelve_heads(saved):
     """Its tensors fit six heads as well. The recipe of this name has six: the line for twelve works."""
     small = {"img_size": 16, "depth": 1, "num_classes": 3}
-    state = timm.create_model("vit_small_patch16_224", **small, num_heads=12).state_dict()
+    state = create_model("vit_small_patch16_224", **small, num_heads=12).state_dict()
     state["pos_embed"][0, 0] = 0
     wrapped = {f"module.{name}": one for name, one in state.items()}
     path = saved({"arch": "vit_small", "epoch": 1, "state_dict": wrapped})
@@ -207,7 +208,7 @@ def test_a_vit_small_of_moco_v3_has_twelve_heads(saved):
 
 def test_who_trained_in_gray_with_timms_input_size_evaluates_in_gray(saved):
     """As timm's train.py: without in_chans, the channels are the first of the three values."""
-    state = timm.create_model("resnet10t", in_chans=1).state_dict()
+    state = create_model("resnet10t", in_chans=1).state_dict()
     for in_chans, channels in ((None, 1), (3, 3)):
         args = Namespace(model="resnet10t", input_size=[1, 48, 48], in_chans=in_chans)
         data = evaluated(saved({"state_dict": state, "args": args})).data
@@ -225,15 +226,15 @@ given | key
 @each_value(NOT_FOLLOWED)
 def test_an_argument_that_cannot_be_followed_is_named(given, key, saved):
     args = Namespace(model="resnet10t", **given)
-    path = saved({"state_dict": timm.create_model("resnet10t").state_dict(), "args": args})
+    path = saved({"state_dict": create_model("resnet10t").state_dict(), "args": args})
     with refused(key):
         evaluated(path)
 
 
-@pytest.mark.parametrize("given", [{"bn_eps": 0.1}, {"model_kwargs": {"deepness": 9}}])
+@mark.parametrize("given", [{"bn_eps": 0.1}, {"model_kwargs": {"deepness": 9}}])
 def test_an_argument_that_cannot_be_followed_is_left_out_as_advised(given, saved):
     args = Namespace(model="resnet10t", crop_pct=0.6, **given)
-    path = saved({"state_dict": timm.create_model("resnet10t").state_dict(), "args": args})
+    path = saved({"state_dict": create_model("resnet10t").state_dict(), "args": args})
     message = line_of(evaluated, path)
     advised = re.findall(r"-model=resnet10t|-opts|MODEL\.KWARGS=\S+", message)
     config = evaluated(path, *advised)
@@ -247,9 +248,9 @@ def test_the_normalization_follows_one_channel():
         data = config_for("-model=resnet10t", "-opts", "DATA.IMAGE_CHANNELS=1", *options).data
         assert (data.imagenet_mean, data.imagenet_std) == (mean, (0.5,))
     family = config_for("-opts", "MODEL.TYPE=swin", "DATA.IMAGE_CHANNELS=1").data
-    assert family.imagenet_mean == pytest.approx((sum(published) / 3,))
+    assert family.imagenet_mean == approx((sum(published) / 3,))
     weights = evaluated("timm", "-model=resnet10t", "-opts", "DATA.IMAGE_CHANNELS=1")
-    assert weights.data.imagenet_mean == pytest.approx((sum(published) / 3,))
+    assert weights.data.imagenet_mean == approx((sum(published) / 3,))
 
 
 OPTIONS = {"MODEL": {"TYPE": "vit", "EMBED_DIM": 48, "NUM_HEADS": 3, "NUM_CLASSES": 2}, "DATA": {"DATASET": "digits"}}
@@ -268,9 +269,7 @@ def options_of(file: Path) -> dict:
     return {"embed_dim": config.model.embed_dim, "dataset": config.data.dataset, "resume": config.model.resume}
 
 
-@pytest.mark.parametrize(
-    "names", [["cat", "dog"], ["<script>", "=1+1"], ["a\nb", "\x1b[2J"], ["ü", "x" * 300], ["u\u0308"]]
-)
+@mark.parametrize("names", [["cat", "dog"], ["<script>", "=1+1"], ["a\nb", "\x1b[2J"], ["ü", "x" * 300], ["u\u0308"]])
 def test_names_and_preprocessing_are_read_back(names, tmp_path):
     file = write(tmp_path, names)
     record = read_record(str(file))
@@ -300,7 +299,7 @@ options | {"MODEL": {}, "DATA": {"RESIZE": "fold"}} | RESIZE
 """
 
 
-@pytest.mark.parametrize("entry, text, named", cells_of(WRONG_VALUES))
+@mark.parametrize("entry, text, named", cells_of(WRONG_VALUES))
 def test_a_wrong_value_or_an_unknown_key_of_the_record_is_refused_by_name(entry, text, named, tmp_path):
     """Weights without their preprocessing would see other pixels."""
     changes = {"preprocessing": "null"} if entry == "options" else {}
@@ -309,7 +308,7 @@ def test_a_wrong_value_or_an_unknown_key_of_the_record_is_refused_by_name(entry,
         read_record(str(file))
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 10_000, '{"MODEL": [], "DATA": {}}', "{}"])
+@mark.parametrize("text", ["[" * 100_000, "9" * 10_000, '{"MODEL": [], "DATA": {}}', "{}"])
 def test_options_of_another_form_are_of_another_program(text, tmp_path):
     file = write(tmp_path, None, options=text)
     assert read_record(str(file)) is None

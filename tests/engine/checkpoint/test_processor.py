@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from conftest import cells_of, each_value, refused
+from pytest import mark
 
 from configs.schema import Data
 from configs.yaml_io import parse_value
@@ -41,7 +42,7 @@ CLIP | {}
 """
 
 
-@pytest.mark.parametrize("name, options", cells_of(PROCESSORS))
+@mark.parametrize("name, options", cells_of(PROCESSORS))
 def test_an_evaluation_shows_the_pixels_of_the_processor(name, options, tmp_path):
     for word, meaning in SHORT.items():
         options = options.replace(word, meaning)

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 from checkpoint_content import content
 from conftest import CPU, line_of, refused, run_here
+from pytest import fixture, mark
 
 from engine.checkpoint.files import find_checkpoint, load_checkpoint
 from engine.checkpoint.run_folder import FORMAT
@@ -13,7 +13,7 @@ from utils.files import atomic_save
 
 PREPROCESSING = {
     "image_size": 8, "resize": "crop", "crop_pct": 1.0, "channels": torch.zeros(2), "mean": [0.5], "std": [0.5],
-    "interpolation": "bicubic",
+    "interpolation": "bicubic"
 }  # fmt: skip
 INVALID = [  # entry, its content, what the error names
     ("format", FORMAT - 1, str(FORMAT)),
@@ -43,7 +43,7 @@ def refusal(path: Path) -> str:
     return message
 
 
-@pytest.mark.parametrize(("entry", "value", "named"), INVALID)
+@mark.parametrize("entry, value, named", INVALID)
 def test_invalid_content_is_refused(tmp_path, entry, value, named):
     atomic_save(tmp_path / "x.pth", {"format": FORMAT} | content() | {entry: value})
     assert named in refusal(tmp_path / "x.pth")
@@ -61,7 +61,7 @@ def test_other_files_are_refused(tmp_path):
         refusal(path)
 
 
-@pytest.fixture
+@fixture
 def sharded(tmp_path, monkeypatch) -> Path:
     """A run of version 0.2 whose last checkpoint is a folder."""
     monkeypatch.chdir(tmp_path)
@@ -73,7 +73,7 @@ def sharded(tmp_path, monkeypatch) -> Path:
     return run
 
 
-@pytest.mark.parametrize("flags", [["-resume=run-1"], ["-resume=auto", "-cfg=run-1/config.yaml"]])
+@mark.parametrize("flags", [["-resume=run-1"], ["-resume=auto", "-cfg=run-1/config.yaml"]])
 def test_sharded_checkpoints_of_before_are_refused(sharded, flags):
     """A resume from the earlier file would repeat steps without a word; without the file, `auto` would start anew."""
     for _ in range(2):

@@ -6,7 +6,6 @@ import shutil
 import signal
 from pathlib import Path
 
-import pytest
 import torch
 from conftest import (
     GREY,
@@ -14,8 +13,10 @@ from conftest import (
     TINY_VIT,
     assert_same_run,
     assert_same_state,
+    cli,
     images_of,
     noise_folder,
+    of_module,
     only_run,
     run_here,
     slow,
@@ -23,6 +24,7 @@ from conftest import (
     train,
     training_samples,
 )
+from pytest import mark, raises
 
 from datasets.decoding.images import BadImage
 from engine.checkpoint.files import LARGE, load_checkpoint
@@ -33,26 +35,27 @@ from engine.training.trainer import Trainer
 from utils.files import read_json, tensors_in
 from utils.notes import STATUS
 
-pytestmark = pytest.mark.usefixtures("handlers_after_test")
+pytestmark = mark.usefixtures("handlers_after_test")
 # All random operations: dropout, stochastic depth, mixup, CutMix, crops, flips, affine maps.
-RANDOM_OPTIONS = [
-    "MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1", "MODEL.DROPPATH=0.1", "TRAIN.MIXUP_ALPHA=0.8",
-    "TRAIN.CUTMIX_ALPHA=1.0", "DATA.AFFINE_DEGREES=10", "DATA.AFFINE_TRANSLATE=0.1", "TRAIN.MODEL_EMA=true",
-    "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.GRAD_CLIP=1.0", "TRAIN.SMOOTHING=0.1",
-]  # fmt: skip
+RANDOM_OPTIONS = cli(
+    "MODEL.DROPOUT=0.1 MODEL.ATTENTION_DROPOUT=0.1 MODEL.DROPPATH=0.1 TRAIN.MIXUP_ALPHA=0.8 "
+    "TRAIN.CUTMIX_ALPHA=1.0 DATA.AFFINE_DEGREES=10 DATA.AFFINE_TRANSLATE=0.1 "
+    "TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9 TRAIN.GRAD_CLIP=1.0 TRAIN.SMOOTHING=0.1"
+)
 
 
 # The recipes of DeiT, with what they leave out: a run of 3 steps per epoch sees a third of the images.
-RECIPE_OPTIONS = [
-    "DATA.REPEATED_AUGMENTATION=3", "MODEL.DROPPATH=0.1", "TRAIN.RANDOM_ERASE_PROB=0.5", "TRAIN.RANDOM_ERASE_COUNT=2",
-    "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1.0", "TRAIN.SMOOTHING=0.1",
-    "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=true", "EVAL_RAW=true", "TRAIN.DISTILLATION_TYPE=soft",
-    "TRAIN.LR_SCHEDULER.NAME=wsd", "LOSS.NAME=bce", "LOSS.CLASS_WEIGHTS=balanced",
-    "TRAIN.LAYER_DECAY=0.7", "TRAIN.OPTIMIZER.NAME=AdamWDL", "TRAIN.LINEAR_SCALED_LR=32",
-]  # fmt: skip
+RECIPE_OPTIONS = cli(
+    "DATA.REPEATED_AUGMENTATION=3 MODEL.DROPPATH=0.1 TRAIN.RANDOM_ERASE_PROB=0.5 "
+    "TRAIN.RANDOM_ERASE_COUNT=2 TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1.0 "
+    "TRAIN.SMOOTHING=0.1 TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_WARMUP=true EVAL_RAW=true "
+    "TRAIN.DISTILLATION_TYPE=soft TRAIN.LR_SCHEDULER.NAME=wsd LOSS.NAME=bce "
+    "LOSS.CLASS_WEIGHTS=balanced TRAIN.LAYER_DECAY=0.7 TRAIN.OPTIMIZER.NAME=AdamWDL "
+    "TRAIN.LINEAR_SCALED_LR=32"
+)
 
 
-@pytest.fixture(scope="module")
+@of_module
 def image_folder(tmp_path_factory):
     return noise_folder(tmp_path_factory.mktemp("images"), 40, 7, (20, 24))
 
@@ -60,18 +63,20 @@ def image_folder(tmp_path_factory):
 def argv_for(image_folder, output, workers: int) -> list[str]:
     """Flags of a run with 4 steps per epoch: 10 batches of 4, 3 per step; the last step has one batch."""
     return [
-        "-dataset=folder", f"-data_path={image_folder}", "-batch_size=4", "-accum_iter=3", f"-num_workers={workers}",
-        f"-output={output}", "-opts", *TINY_VIT, *GREY, *RANDOM_OPTIONS, "REPORT_FREQ=2",
-    ]  # fmt: skip
+        *cli(
+            f"-dataset=folder -data_path={image_folder} -batch_size=4 -accum_iter=3 "
+            f"-num_workers={workers} -output={output} -opts"
+        ),
+        *TINY_VIT,
+        *GREY,
+        *RANDOM_OPTIONS,
+        "REPORT_FREQ=2",
+    ]
 
 
-@pytest.mark.parametrize(
-    ("workers", "stops", "amp"),
-    [
-        (0, (2, 4, 7), []),
-        slow(0, (1, 3, 5, 6), ["-amp"]),
-        slow(2, (2, 4), ["-amp"]),
-    ],
+@mark.parametrize(
+    "workers, stops, amp",
+    [(0, (2, 4, 7), []), slow(0, (1, 3, 5, 6), ["-amp"]), slow(2, (2, 4), ["-amp"])],
     ids=["fp32", "bf16", "bf16, two workers"],
 )
 def test_a_run_stopped_at_several_steps_is_bit_exact(image_folder, tmp_path, workers, stops, amp):
@@ -87,7 +92,7 @@ def test_a_run_stopped_at_several_steps_is_bit_exact(image_folder, tmp_path, wor
     assert_same_run(stopped, uninterrupted)
 
 
-@pytest.fixture(scope="module")
+@of_module
 def teacher(image_folder, tmp_path_factory):
     """The weights of a run of one step; its normalization is not the student's."""
     output = tmp_path_factory.mktemp("teacher")
@@ -95,11 +100,11 @@ def teacher(image_folder, tmp_path_factory):
     return train(argv) / "last.pth"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+@mark.slow
+@mark.parametrize(
     "more",
     [
-        ["AMP.LEVEL=O1", "TRAIN.RAND_AUGMENT=true", "TRAIN.MIXUP_OFF_EPOCH=1"],
+        cli("AMP.LEVEL=O1 TRAIN.RAND_AUGMENT=true TRAIN.MIXUP_OFF_EPOCH=1"),
         ["AMP.LEVEL=O3", "TRAIN.AUGMENT_POLICY=rand-m9-mstd0.5-inc1"],
         ["AMP.LEVEL=O1", "TRAIN.CUTMIX_MINMAX=[0.2, 0.8]"],
     ],
@@ -118,8 +123,8 @@ def test_resume_with_all_of_a_recipe_is_bit_exact(image_folder, teacher, tmp_pat
     assert_same_run(resumed, uninterrupted)
 
 
-@pytest.mark.gpu
-@pytest.mark.usefixtures("nondeterministic_after_test")
+@mark.gpu
+@mark.usefixtures("nondeterministic_after_test")
 def test_resume_with_deterministic_algorithms(image_folder, tmp_path, gpu):
     """Two runs in float16 with its loss scaler, of which one is stopped and resumed."""
     options = ["DETERMINISTIC=true", "AMP.INIT_LOSS_SCALING=1e9"]
@@ -182,13 +187,13 @@ def test_a_checkpoint_is_mapped_and_closed_before_the_first_step(digits_argv, mo
     assert folder.name not in open_files[0]
 
 
-@pytest.fixture(scope="module")
+@of_module
 def uninterrupted(trained_digits) -> Path:
     return trained_digits(*OPTIONS)
 
 
-@pytest.mark.parametrize(
-    ("method", "count", "number", "position"),
+@mark.parametrize(
+    "method, count, number, position",
     [
         ("after_step", 5, signal.SIGTERM, (0, 5)),
         slow("after_step", 16, signal.SIGUSR1, (1, 8)),
@@ -225,9 +230,9 @@ def test_interrupted_run_resumes_bit_for_bit(
     assert_same_run(interrupted, uninterrupted)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "owner, method, status, state",
-    [(SaveTrigger, "after_last_batch", 143, "interrupted"), (Reporter, "finish", 0, "finished")],
+    [(SaveTrigger, "after_last_batch", 143, "interrupted"), slow(Reporter, "finish", 0, "finished")],
 )
 def test_a_signal_ends_the_last_evaluation_and_a_later_one_changes_nothing(
     digits_argv, tmp_path, monkeypatch, uninterrupted, owner, method, status, state
@@ -245,7 +250,7 @@ def test_a_signal_ends_the_last_evaluation_and_a_later_one_changes_nothing(
     assert_same_run(folder, uninterrupted)
 
 
-@pytest.mark.parametrize("more, count", [([], 2), slow(["VALIDATE_FREQ=2"], 1)])
+@mark.parametrize("more, count", [([], 2), slow(["VALIDATE_FREQ=2"], 1)])
 def test_a_validation_that_fails_costs_no_epoch(digits_argv, trained_digits, tmp_path, monkeypatch, more, count):
     argv = [*digits_argv, *OPTIONS, *more]
     monkeypatch.setattr("engine.training.trainer._WRITE_TIMES", 0)
@@ -258,7 +263,7 @@ def test_a_validation_that_fails_costs_no_epoch(digits_argv, trained_digits, tmp
         return evaluate(self, *given)
 
     argv[2] = f"-output={tmp_path / 'failed'}"
-    with monkeypatch.context() as patch, pytest.raises(BadImage):
+    with monkeypatch.context() as patch, raises(BadImage):
         patch.setattr(Trainer, "_evaluate", fail)
         run_here(*argv)
     failed = only_run(tmp_path / "failed")

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import Mock
 
-import pytest
 from conftest import (
     SMALL_BATCHES,
     TINY_VIT,
     assert_same_state,
     cells_of,
+    cli,
     config_for,
     line_of,
     log_of,
@@ -30,6 +30,7 @@ from conftest import (
     step_rows,
     train,
 )
+from pytest import fixture, mark, raises
 from test_resume import contents
 
 from configs.compare import experiment_mismatch
@@ -57,7 +58,7 @@ TRAIN.HEAD_LR_SCALE=2 | ^TRAIN\.HEAD_LR_SCALE: .*-pretrained
 """
 
 
-@pytest.fixture
+@fixture
 def stopped(digits_run) -> Path:
     """The folder of a run that stopped after three steps."""
     return digits_run("TRAIN.MAX_STEPS=3")
@@ -72,14 +73,12 @@ def test_resume_rejects_invalid_changes(stopped, digits_argv):
 
 
 def test_another_tuning_is_advised_with_the_weights_of_the_run(stopped, tmp_path):
-    message = line_of(train, [f"-resume={stopped}", "-opts", "MODEL.TUNE=lora"])
+    message = line_of(train, cli(f"-resume={stopped} -opts MODEL.TUNE=lora"))
     typed = shlex.split(message.partition("start a new run: ")[2])[2:]
     assert f"{stopped / 'last.pth'}" in log_of(train([*typed, f"-output={tmp_path / 'new'}"]))
 
 
-@pytest.mark.parametrize(
-    "words", ["-batch_size=24", "-batch_size=32", "-batch_size=20", "-batch_size=16 -accum_iter=5"]
-)
+@mark.parametrize("words", ["-batch_size=24", "-batch_size=32", "-batch_size=20", "-batch_size=16 -accum_iter=5"])
 def test_a_global_batch_that_is_advised_fits_the_batch_size(words, stopped):
     """Two fit the 192 samples that are used, and two do not."""
     flags = [f"-resume={stopped}", *words.split(), "-opts"]
@@ -122,9 +121,7 @@ DATA.FOLD=null DATA.FOLDS=null DATA.VAL_FRACTION=0.25
 FIRST_FOLD = ("DATA.FOLDS=3", "DATA.FOLD=0")
 
 
-@pytest.mark.parametrize(
-    "first, rows", [((), "DATA.SPLIT_SEED=1"), slow((), WITHOUT_FOLDS), slow(FIRST_FOLD, WITH_FOLDS)]
-)
+@mark.parametrize("first, rows", [((), "DATA.SPLIT_SEED=1"), slow((), WITHOUT_FOLDS), slow(FIRST_FOLD, WITH_FOLDS)])
 def test_the_images_of_a_run_are_fixed_and_the_advised_command_trains_on_others(first, rows, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = noise_folder(tmp_path / "data", 0, 36, (12, 12, 3)) / "val"
@@ -133,13 +130,13 @@ def test_the_images_of_a_run_are_fixed_and_the_advised_command_trains_on_others(
         folder.mkdir(exist_ok=True)
         file.rename(folder / f"p{number % 4}_{number}.png")
     options = [*TINY_VIT, "TRAIN.MAX_STEPS=1", "MODEL.NUM_CLASSES=3", *first]
-    flags = ["-dataset=folder", f"-data_path={data}", "-batch_size=4", "-num_workers=0"]
+    flags = cli(f"-dataset=folder -data_path={data} -batch_size=4 -num_workers=0")
     folder = train([*flags, f"-output={tmp_path / 'out'}", "-opts", *options])
     before = contents(folder)
     for (row,) in cells_of(rows):
         changed = [option.replace("\\t", " ") for option in row.split()]
         for command in ([], ["-dry_run"]):
-            with pytest.raises(UserError, match=f"^{changed[0].partition('=')[0]}: differs ") as error:
+            with raises(UserError, match=f"^{changed[0].partition('=')[0]}: differs ") as error:
                 run_here(*command, f"-resume={folder}", "-opts", *changed)
         assert contents(folder) == before
         typed = shlex.split(str(error.value).partition("start a new run: ")[2])[2:]
@@ -168,24 +165,24 @@ def test_resume_reads_the_checkpoint_after_locking_the_folder(stopped, digits_ar
     assert "Resume: epoch 1, step 4" in log_of(stopped)
 
 
-@pytest.mark.slow
+@mark.slow
 def test_more_epochs_continue_the_schedule_of_a_run_that_had_them_from_the_start(digits_argv):
     argv = [*digits_argv, SMALL_BATCHES, "REPORT_FREQ=1", "TRAIN.NUM_EPOCHS=1"]
     folder = train(argv)
-    train([f"-resume={folder}", "-epochs=3", "-opts", "TRAIN.MAX_STEPS=30"])
+    train(cli(f"-resume={folder} -epochs=3 -opts TRAIN.MAX_STEPS=30"))
     longer = train([*argv, "TRAIN.NUM_EPOCHS=3", "TRAIN.MAX_STEPS=30"])
     rates, expected = ([row["lr"] for row in step_rows(run)[22:]] for run in (folder, longer))  # 22 steps per epoch
     assert len(rates) == 8
     assert rates == expected
 
 
-@pytest.mark.parametrize("kind", ["full", "probe", slow("stopped early")])
+@mark.parametrize("kind", ["full", "probe", slow("stopped early")])
 def test_a_run_that_has_ended_is_resumed_with_other_images_as_advised_only(kind, tmp_path, few_penalties):
     before, later = (noise_folder(tmp_path / str(number), number, 8, (12, 12, 3)) for number in (16, 24))
     options = [*TINY_VIT, "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0"]
     if kind == "stopped early":
-        options += ["TRAIN.NUM_EPOCHS=3", "TRAIN.PATIENCE=1", "VALIDATE_FREQ=1", "TRAIN.BASE_LR=1e-12"]
-    flags = ["-dataset=folder", "-batch_size=8", "-num_workers=0", f"-output={tmp_path / 'out'}", "-opts", *options]
+        options += cli("TRAIN.NUM_EPOCHS=3 TRAIN.PATIENCE=1 VALIDATE_FREQ=1 TRAIN.BASE_LR=1e-12")
+    flags = [*cli(f"-dataset=folder -batch_size=8 -num_workers=0 -output={tmp_path / 'out'} -opts"), *options]
     folder = train([f"-data_path={before}", *flags])
     if kind == "probe":
         weights = [f"MODEL.PRETRAINED={folder / 'best.pth'}", "MODEL.TUNE=probe"]
@@ -196,7 +193,7 @@ def test_a_run_that_has_ended_is_resumed_with_other_images_as_advised_only(kind,
         shutil.copytree(later, before, dirs_exist_ok=True)
         resumed.pop()
     for command in ([], ["-dry_run"]):
-        with pytest.raises(UserError, match=r"ended with other images \(16 training .* now 24 training") as error:
+        with raises(UserError, match=r"ended with other images \(16 training .* now 24 training") as error:
             run_here(*command, *resumed)
     assert contents(folder) == files
     advice = str(error.value).rpartition("; ")[2].removesuffix(" trains on them")
@@ -213,7 +210,7 @@ def test_other_options_and_devices_change_no_record_of_a_run_that_has_ended(digi
     record = ("facts", "given", "preprocessing")
     options, known = (ended / "config.yaml").read_text(), read_run(ended)
     monkeypatch.setattr("engine.training.end.device_name", lambda device: "another")
-    train([f"-resume={ended}", "-opts", "DATA.CROP_PCT=0.5", "EVAL.TTA=flip"])
+    train(cli(f"-resume={ended} -opts DATA.CROP_PCT=0.5 EVAL.TTA=flip"))
     assert (ended / "config.yaml").read_text() == options
     again = read_run(ended)
     del again["facts"]["Start"], known["facts"]["Start"]
@@ -278,7 +275,7 @@ def check(folder, argv: list[str], key: str, value: str, before: dict):
     assert resumed.state.optimizer.param_groups[0]["lr"] == rate
 
 
-@pytest.mark.parametrize("rows", ["AMP.MIN_LOSS_SCALING | 8192", slow(TAKES_EFFECT)])
+@mark.parametrize("rows", ["AMP.MIN_LOSS_SCALING | 8192", slow(TAKES_EFFECT)])
 def test_an_option_of_a_resume_takes_effect(digits_run, digits_argv, rows):
     folder = digits_run(*STOPPED)
     argv = [*digits_argv, *STOPPED]
@@ -345,12 +342,12 @@ def test_evaluation_of_the_newest_run(digits_run, digits_argv, tmp_path):
 
 LONG = (
     "TRAIN.NUM_EPOCHS=5", "KEEP_CHECKPOINTS=9", "DATA.BATCH_SIZE=90", "TRAIN.BASE_LR=5e-3", "LOGGERS=[]",
-    "EVAL.BEST_METRIC=loss",
+    "EVAL.BEST_METRIC=loss"
 )  # fmt: skip
 STEPS = 3  # of an epoch
 
 
-@pytest.fixture
+@fixture
 def long_run(digits_run) -> Path:
     """Five epochs of three steps; the fifth is the best."""
     folder = digits_run(*LONG)
@@ -358,7 +355,7 @@ def long_run(digits_run) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name, epoch", [slow("epoch-002.pth", 2), ("previous.pth", 4)])
+@mark.parametrize("name, epoch", [slow("epoch-002.pth", 2), ("previous.pth", 4)])
 def test_a_run_with_checkpoints_ahead_stays_and_a_new_one_continues(name, epoch, long_run, cpu, tmp_path):
     before = contents(long_run)
     stop = f"TRAIN.MAX_STEPS={STEPS * (epoch + 1)}"
@@ -371,7 +368,7 @@ def test_a_run_with_checkpoints_ahead_stays_and_a_new_one_continues(name, epoch,
     assert find_checkpoint("auto", cpu, [long_run]).path == long_run / "last.pth"
 
 
-@pytest.mark.parametrize("damage", ["an earlier epoch", "a damaged file", slow("a missing file")])
+@mark.parametrize("damage", ["an earlier epoch", "a damaged file", slow("a missing file")])
 def test_a_best_that_is_not_the_best_is_written_again(long_run, damage):
     """As after a kill between last.pth and best.pth."""
     best = states(long_run, "best.pth")
@@ -399,7 +396,7 @@ def test_a_run_without_its_text_files_continues(digits_run, digits_argv):
     assert (options.model.embed_dim, options.data.batch_size) == (16, 64)
 
 
-@pytest.mark.parametrize("names", [("best.pth",), ("last.pth",), ("best.pth", "config.yaml"), ("epoch-001.pth",)])
+@mark.parametrize("names", [("best.pth",), ("last.pth",), ("best.pth", "config.yaml"), ("epoch-001.pth",)])
 def test_copies_are_no_run(tmp_path, names):
     (copy := tmp_path / "copies").mkdir()
     for name in names:

@@ -8,9 +8,9 @@ import re
 import shutil
 import tomllib
 
-import pytest
 import torch
-from conftest import ROOT, config_for, evaluate, export_as, read_result, refused, run_here, session_for, train
+from conftest import ROOT, cli, config_for, evaluate, export_as, read_result, refused, run_here, session_for, train
+from pytest import approx, mark
 from safetensors.torch import save_file
 
 from configs.compare import changed_options, with_defaults
@@ -26,19 +26,17 @@ from utils.files import atomic_save
 
 RUNS = ROOT / "tests/fixtures/runs"
 # Loss and top-1 of the last evaluation in metrics.csv of the run
-FIGURES = {
-    "edee6d06": (1.6478465967708165, 51.94444444444444),
-}
+FIGURES = {"edee6d06": (1.6478465967708165, 51.94444444444444)}
 AVERAGE = ("TRAIN.BASE_LR=1e-2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9")  # as in other files
-MODEL = ["MODEL.EMBED_DIM=8", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=2", "MODEL.PATCH_SIZE=4", "MODEL.MLP_RATIO=2"]
+MODEL = cli("MODEL.EMBED_DIM=8 MODEL.DEPTH=1 MODEL.NUM_HEADS=2 MODEL.PATCH_SIZE=4 MODEL.MLP_RATIO=2")
 
 
 def assert_figures(folder, commit):
     result = read_result(folder)
-    assert (result["loss"], result["top1"]) == (pytest.approx(FIGURES[commit][0], rel=1e-6), FIGURES[commit][1])
+    assert (result["loss"], result["top1"]) == (approx(FIGURES[commit][0], rel=1e-6), FIGURES[commit][1])
 
 
-@pytest.mark.parametrize("commit", FIGURES)
+@mark.parametrize("commit", FIGURES)
 def test_the_preprocessing_of_weights_of_before_is_applied(commit, tmp_path):
     """The recipe names the data and the model only: the defaults are other pixels, of three channels."""
     weights = f"-pretrained={RUNS / commit / 'last.pth'}"
@@ -51,7 +49,7 @@ GONE = {  # values that have an effect
     "DATA.NEAR_COPIES": True, "LOSS.SUM_CLASSES": True, "PARALLEL.OFFLOAD": True, "PARALLEL.REDUCE_DTYPE": "bfloat16",
     "TRAIN.BLUR_PROB": 0.5, "TRAIN.CLIP_MODE": "agc", "TRAIN.GRAYSCALE_PROB": 0.5,
     "TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS": 2, "TRAIN.RESTART_SCHEDULE": True, "DATA.GREY_RANGE": "auto",
-    "MODEL.ATTENTION": "cudnn", "TRAIN.MIXUP_MODE": "elem",
+    "MODEL.ATTENTION": "cudnn", "TRAIN.MIXUP_MODE": "elem"
 }  # fmt: skip
 
 
@@ -64,7 +62,7 @@ def with_gone(text: str) -> str:
     return write_yaml(layers.values)
 
 
-@pytest.mark.parametrize("commit", FIGURES)
+@mark.parametrize("commit", FIGURES)
 def test_weights_of_before_are_evaluated_from_their_run_alone_and_exported(commit, tmp_path):
     """Also with options that are gone: an evaluation needs none of them."""
     run = shutil.copytree(RUNS / commit, tmp_path / "run")
@@ -85,7 +83,7 @@ def test_weights_of_before_are_evaluated_from_their_run_alone_and_exported(commi
     assert_figures(given, commit)
 
 
-@pytest.mark.parametrize("key, value", [("CORRECTIONS", "c.csv"), ("COLUMNS", {"label": "x", "join": {"on": "id"}})])
+@mark.parametrize("key, value", [("CORRECTIONS", "c.csv"), ("COLUMNS", {"label": "x", "join": {"on": "id"}})])
 def test_labels_by_an_option_that_is_gone_are_never_those_of_the_folders(key, value, tmp_path):
     """Refused where the data of the run are read; predictions, exports and evaluations of other data do not need it."""
     run = shutil.copytree(RUNS / "edee6d06", tmp_path / "run")
@@ -113,7 +111,7 @@ def test_labels_by_an_option_that_is_gone_are_never_those_of_the_folders(key, va
     evaluate(tmp_path / "exported", exported, f"-data_path={other}", "-dataset=folder")
 
 
-@pytest.mark.parametrize("commit", FIGURES)
+@mark.parametrize("commit", FIGURES)
 def test_a_run_of_before_is_resumed(commit, tmp_path):
     run = shutil.copytree(RUNS / commit, tmp_path / "run-1")
     (run / "log.txt").touch()
@@ -150,7 +148,7 @@ def test_a_checkpoint_has_each_entry_of_the_release_with_its_format(digits_run):
             assert value is None or type(present[name]) is type(value), name
 
 
-@pytest.mark.parametrize(("key", "value"), GONE.items())
+@mark.parametrize("key, value", GONE.items())
 def test_an_option_that_is_gone_says_what_replaces_it(key, value, tmp_path):
     line = f"{key}, which is gone; {GONE_KEYS[key][1]}" if key in GONE_KEYS else f"{key} is '{value}': input"
     (tmp_path / "x.yaml").write_text(write_yaml(nest({key: value})))

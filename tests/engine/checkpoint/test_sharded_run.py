@@ -4,18 +4,24 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import GREY, TINY_VIT, assert_same_state, config_for, each_value, only_run, states, train
+from conftest import GREY, TINY_VIT, assert_same_state, cli, config_for, each_value, of_module, only_run, states, train
+from pytest import mark
 
 from engine.plan.training import find_on_all_ranks
 from engine.run.log import RunLogger
 from utils.distributed import ProcessContext
 
-pytestmark = pytest.mark.slow
+pytestmark = mark.slow
 BROKEN, END = 17, 22  # steps; an epoch has 14
 OPTIONS = [
-    *TINY_VIT, *GREY, "DATA.NUM_WORKERS=0", "TRAIN.BASE_LR=1e-3", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9",
-    f"SAVE_FREQ_STEPS={BROKEN}", f"TRAIN.MAX_STEPS={END}", "DATA.GLOBAL_BATCH_SIZE=96", "DATA.REPEATED_AUGMENTATION=2",
-]  # fmt: skip
+    *TINY_VIT,
+    *GREY,
+    *cli(
+        "DATA.NUM_WORKERS=0 TRAIN.BASE_LR=1e-3 TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9 "
+        f"SAVE_FREQ_STEPS={BROKEN} TRAIN.MAX_STEPS={END} DATA.GLOBAL_BATCH_SIZE=96 "
+        "DATA.REPEATED_AUGMENTATION=2"
+    ),
+]
 # Ranks that saved, ranks that resume, and their strategy
 CASES = """
 saved | by | strategy
@@ -31,7 +37,7 @@ ddp | 1 | ddp  # two micro-steps a step
 """
 
 
-@pytest.fixture(scope="module")
+@of_module
 def unbroken(tmp_path_factory, ranks) -> dict[int | str, Path]:
     root = tmp_path_factory.mktemp("unbroken")
     for name, number, strategy in ((3, 3, "fsdp"), (2, 2, "fsdp"), ("ddp", 2, "ddp")):
@@ -61,7 +67,7 @@ def assert_close(one: dict, other: dict):
 @each_value(CASES)
 def test_resumed_it_ends_as_unbroken(unbroken, tmp_path, ranks, saved, by, strategy):
     folder = copy_as_broken(unbroken[saved], tmp_path)
-    flags = [f"-resume={folder}", f"-batch_size={96 // max(by, 2)}", "-opts", f"PARALLEL.STRATEGY={strategy}"]
+    flags = cli(f"-resume={folder} -batch_size={96 // max(by, 2)} -opts PARALLEL.STRATEGY={strategy}")
     if by == 1:
         train(flags)
     else:

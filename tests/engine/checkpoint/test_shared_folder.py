@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import config_for, refused
+from pytest import mark
 
 from datasets import reading
 from datasets.sources.source import Wanted
@@ -21,7 +22,7 @@ def on_rank(rank: int) -> ProcessContext:
     return ProcessContext(rank, (0, 1, 0, 0)[rank], 4, 1, torch.device("cpu"), HOSTS)
 
 
-@pytest.mark.parametrize(("content", "sees"), [("weights", True), ("others", False), (None, False)])
+@mark.parametrize("content, sees", [("weights", True), ("others", False), (None, False)])
 def test_a_checkpoint_is_compared_without_writing(tmp_path, monkeypatch, content, sees):
     """Rank 0 is on node1. Node2 has the same file, another one of the same name, or none."""
     monkeypatch.setattr(folder, "_VISIBLE_SECONDS", 0.0)
@@ -59,7 +60,7 @@ def test_counted_ranks_all_look(tmp_path, monkeypatch):
     assert seen == [False]
 
 
-@pytest.mark.parametrize("shares", [True, False])
+@mark.parametrize("shares", [True, False])
 def test_a_folder_of_the_same_name_on_another_disk_is_not_enough(tmp_path, monkeypatch, shares):
     """Rank 0 writes in one folder; rank 2 looks for the file in the same folder or in another one."""
     monkeypatch.setattr(folder, "_VISIBLE_SECONDS", 0.0)

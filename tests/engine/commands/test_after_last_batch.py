@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-import pytest
-from conftest import only_run, run_here
+from conftest import cli, only_run, run_here
+from pytest import fixture
 from timm.models import VisionTransformer
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -12,7 +12,7 @@ from engine.evaluation.results import NUM_MISTAKES
 from engine.run.record import EVALUATION, PICTURES
 
 
-@pytest.fixture
+@fixture
 def after_last_batch(monkeypatch):
     """Counts, from the last batch on."""
     counts = Counter()
@@ -39,7 +39,7 @@ def test_an_evaluation_makes_a_pass_per_map_of_its_page_and_syncs_no_picture(
     """Besides its tables (with the scores), `tables.json` and `summary.json`, the record is synced: four times, and
     twice with the digest of `images.csv.gz`, which is synced, too.
     """
-    words = ["-eval", f"-resume={trained_digits()}", f"-output={tmp_path}", "-num_workers=0"]
+    words = cli(f"-eval -resume={trained_digits()} -output={tmp_path} -num_workers=0")
     assert run_here(*words, pictures=True) == 0
     folder = only_run(tmp_path, "eval")
     pictures = folder / EVALUATION / PICTURES
@@ -52,7 +52,7 @@ def test_an_evaluation_makes_a_pass_per_map_of_its_page_and_syncs_no_picture(
 
 
 def test_a_prediction_makes_no_pass_and_syncs_its_table(after_last_batch, trained_digits, tmp_path):
-    words = ["-predict", f"-resume={trained_digits()}", f"-output={tmp_path / 'out'}", "-num_workers=0"]
+    words = cli(f"-predict -resume={trained_digits()} -output={tmp_path / 'out'} -num_workers=0")
     assert run_here(*words, pictures=True) == 0
     assert after_last_batch["batches"] > 0
     assert (after_last_batch["passes"], after_last_batch["syncs"]) == (0, 1)

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
-from conftest import CPU, GREY, TINY_VIT, log_of, only_run, read_result, refused, run_here, slow, train
+from conftest import CPU, GREY, TINY_VIT, cli, log_of, of_module, only_run, read_result, refused, run_here, slow, train
+from pytest import approx, mark
 from safetensors.torch import save_file
 from scipy.special import softmax
 from sklearn.metrics import accuracy_score, log_loss
@@ -35,7 +35,7 @@ def write_class(folder: Path, label: int, count: int):
         write_image(folder / f"{number}.png", np.full((8, 8), 60 * label + number, np.uint8))
 
 
-@pytest.fixture(scope="module")
+@of_module
 def images(tmp_path_factory) -> Path:
     """A folder of four classes without splits."""
     root = tmp_path_factory.mktemp("images")
@@ -45,11 +45,11 @@ def images(tmp_path_factory) -> Path:
 
 
 def argv_for(images: Path, output: Path, *options: str) -> list[str]:
-    data = ["-dataset=folder", f"-data_path={images}", "-batch_size=8", "-num_workers=0", f"-output={output}"]
+    data = cli(f"-dataset=folder -data_path={images} -batch_size=8 -num_workers=0 -output={output}")
     return [*data, "-opts", *MODEL, *options]
 
 
-@pytest.fixture(scope="module")
+@of_module
 def trained(images, tmp_path_factory) -> Path:
     return train(argv_for(images, tmp_path_factory.mktemp("out"), *SIZE, *GREY, *AS_IT_IS, "TRAIN.NUM_EPOCHS=8"))
 
@@ -76,13 +76,13 @@ def held_out_of(folder: Path) -> list[str]:
     return read_json(folder / "held_out.json")["held_out"]
 
 
-@pytest.mark.parametrize("weights", ["-pretrained", "-resume"])
+@mark.parametrize("weights", ["-pretrained", "-resume"])
 def test_data_path_takes_the_place_of_the_digits_of_a_checkpoint(digits_run, tmp_path, weights):
     """The command of docs/evaluation.md. The path is read: the digits were evaluated in its place."""
     best = digits_run() / "best.pth"
     for label in (3, 7):
         write_class(tmp_path / "others" / str(label), 0, 6)  # black images: all get one label
-    argv = ["-eval", f"{weights}={best}", f"-output={tmp_path / 'evaluated'}", "-num_workers=0"]
+    argv = cli(f"-eval {weights}={best} -output={tmp_path / 'evaluated'} -num_workers=0")
     run_here(*argv, f"-data_path={tmp_path / 'others'}")
     folder = only_run(tmp_path / "evaluated", "eval")
     assert read_result(folder)["top1"] in (0, 50)
@@ -99,7 +99,7 @@ def test_a_folder_of_two_classes_is_evaluated_by_name(trained, tmp_path):
     assert result["top1"] == 100
 
 
-@pytest.mark.parametrize("rule", [["DATA.VAL_FRACTION=0.2"], ["DATA.FOLDS=5", "DATA.FOLD=4"]])
+@mark.parametrize("rule", [["DATA.VAL_FRACTION=0.2"], ["DATA.FOLDS=5", "DATA.FOLD=4"]])
 def test_the_split_is_that_of_the_training(images, tmp_path, rule):
     """The split of the training does not apply to another folder; one that is set for the evaluation does."""
     split = [*rule, "DATA.SPLIT_SEED=3"]
@@ -116,7 +116,7 @@ def test_the_split_is_that_of_the_training(images, tmp_path, rule):
         assert plan.images.trained == len({*names}.difference(held_out_of(folder)))  # the paths in both are the same
 
 
-@pytest.mark.parametrize("rule", [slow([]), ["DATA.FOLDS=10", "DATA.FOLD=3"]])
+@mark.parametrize("rule", [slow([]), ["DATA.FOLDS=10", "DATA.FOLD=3"]])
 def test_a_run_keeps_its_held_out_images(images, tmp_path, rule):
     """In its checkpoints and its folder; of an older checkpoint, the split is by position, and the log says so."""
     data = shutil.copytree(images, tmp_path / "data")
@@ -181,8 +181,8 @@ def test_merged_classes_add_their_probabilities(trained, images, tmp_path):
     probabilities = softmax(logits, axis=1) @ np.eye(3)[[0, 1, 2, 1]]
     merged = np.array([0, 1, 2, 1])[targets]
     assert np.bincount(labels).tolist() == [20, 40, 20]
-    assert result["top1"] == pytest.approx(100 * accuracy_score(merged, probabilities.argmax(1)))
-    assert result["loss"] == pytest.approx(log_loss(merged, probabilities), rel=1e-2)  # from logits in float16
+    assert result["top1"] == approx(100 * accuracy_score(merged, probabilities.argmax(1)))
+    assert result["loss"] == approx(log_loss(merged, probabilities), rel=1e-2)  # from logits in float16
     before, head = fine_tuned_head(trained, tmp_path / "head", ["ant", "animal", "cat"], rename)
     for key in before:
         kept = dict(zip(read_run(only_run(tmp_path / "head/out"))["class_names"], head[key], strict=True))
@@ -194,7 +194,7 @@ def test_outputs_that_are_numbers_are_merged_in_an_evaluation(images, tmp_path):
     """Of weights of a table of numbers, which have no names."""
     rows = [f"{path},{CLASSES.index(path.parent.name)}" for path in sorted(images.rglob("*.png"))]
     (tmp_path / "all.csv").write_text("\n".join(["image_path,target", *rows]))
-    flags = ["-dataset=csv", f"-data_path={tmp_path / 'all.csv'}", "-batch_size=8", "-num_workers=0"]
+    flags = cli(f"-dataset=csv -data_path={tmp_path / 'all.csv'} -batch_size=8 -num_workers=0")
     root = f"DATA.IMAGE_ROOT={images}"
     options = [*MODEL, *SIZE, *GREY, *AS_IT_IS, root, "TRAIN.NUM_EPOCHS=1"]
     folder = train([*flags, f"-output={tmp_path / 'out'}", "-opts", *options])
@@ -205,7 +205,7 @@ def test_outputs_that_are_numbers_are_merged_in_an_evaluation(images, tmp_path):
     stored = np.load(only_run(tmp_path / "plain", "eval") / "evaluation/logits.npz")
     is_ill = softmax(stored["logits"].astype(np.float64), axis=1)[:, 0] < 0.5
     result = read_result(only_run(tmp_path / "merged", "eval"))
-    assert result["top1"] == pytest.approx(100 * accuracy_score(stored["labels"] > 0, is_ill))
+    assert result["top1"] == approx(100 * accuracy_score(stored["labels"] > 0, is_ill))
 
 
 def test_the_data_are_merged_in_a_new_training(images, tmp_path):

@@ -10,10 +10,11 @@ from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
-import pytest
-import timm
 import torch
-from conftest import cells_of, line_of, only_run, read_result, refused, run_here, slow
+from conftest import cells_of, cli, line_of, of_module, only_run, read_result, refused, run_here, slow
+from numpy.random import default_rng
+from pytest import approx, mark
+from timm import create_model
 from timm.data import ImageNetInfo
 from timm.models import save_for_hf
 from timm.utils.misc import natural_key
@@ -30,12 +31,12 @@ from utils.files import read_json
 from utils.tables import read_csv_rows
 
 NAME, SIZE = "test_vit", 32
-DATA = ["DATA.CROP_PCT=1.0", "DATA.IMAGENET_MEAN=[0.5,0.5,0.5]", "DATA.IMAGENET_STD=[0.5,0.5,0.5]"]
+DATA = cli("DATA.CROP_PCT=1.0 DATA.IMAGENET_MEAN=[0.5,0.5,0.5] DATA.IMAGENET_STD=[0.5,0.5,0.5]")
 NUMBERS = [str(number) for number in range(1, 13)]
 WORDNET = ["n01440764", "n01443537", "n02007558", "n03028079", "n15075141"]
 
 
-@pytest.fixture(scope="module")
+@of_module
 def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("outputs")
 
@@ -43,7 +44,7 @@ def folder(tmp_path_factory) -> Path:
 def write_weights(folder: Path, outputs: int, **config: object) -> torch.nn.Module:
     """`NAME-outputs.pth`; with `config` the folder `hf`, as timm saves it."""
     torch.manual_seed(0)
-    model = timm.create_model(NAME, num_classes=outputs, img_size=SIZE).eval()
+    model = create_model(NAME, num_classes=outputs, img_size=SIZE).eval()
     torch.nn.init.normal_(model.head.weight)
     if config:
         same = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
@@ -56,7 +57,7 @@ def write_weights(folder: Path, outputs: int, **config: object) -> torch.nn.Modu
 
 def write_noise(root: Path, files: list[str], size: int) -> np.ndarray:
     """An image of noise in each file; their pixels (N, size, size, 3)."""
-    pixels = np.random.default_rng(1).integers(256, size=(len(files), size, size, 3), dtype=np.uint8)
+    pixels = default_rng(1).integers(256, size=(len(files), size, size, 3), dtype=np.uint8)
     for name, values in zip(files, pixels, strict=True):
         write_image(root / name, values)
     return pixels
@@ -88,7 +89,7 @@ def evaluate(folder: Path, data: Path, *options: str, weights: str = "12.pth", d
     return [result["top1"], result["loss"]]
 
 
-@pytest.mark.parametrize("names", [NUMBERS, slow(["Dog", "ant", "Cat"])])
+@mark.parametrize("names", [NUMBERS, slow(["Dog", "ant", "Cat"])])
 def test_each_fix_of_an_unclear_order_is_right(names, folder, tmp_path):
     """The error names the keys. Their figures are those of timm and of torchvision for weights trained there."""
     model, pixels = write_weights(folder, len(names)), write_images(tmp_path, names)
@@ -102,7 +103,7 @@ def test_each_fix_of_an_unclear_order_is_right(names, folder, tmp_path):
     (folder / "a.txt").write_text("\n".join(orders["timm"]))
     for value, program in [*fixes, (folder / "a.txt", "timm")]:
         found = evaluate(folder, tmp_path, f"DATA.CLASSES={value}", weights=weights)
-        assert found == pytest.approx(expected[program], abs=1e-4)
+        assert found == approx(expected[program], abs=1e-4)
 
 
 LISTS = {
@@ -113,8 +114,8 @@ LISTS = {
 }
 
 
-@pytest.mark.parametrize("text", LISTS.values(), ids=LISTS)
-@pytest.mark.parametrize("name", ["a.txt", "a.json", "a"])
+@mark.parametrize("text", LISTS.values(), ids=LISTS)
+@mark.parametrize("name", ["a.txt", "a.json", "a"])
 def test_a_list_of_classes_has_any_ending(name, text, tmp_path):
     (tmp_path / name).write_text(text)
     assert read_class_list(tmp_path / name) == ["2", "10", "1"]
@@ -124,13 +125,13 @@ def test_orders_that_all_programs_share_need_no_key(folder, tmp_path):
     names = [f"{number:02}" for number in range(12)]
     model = write_weights(folder, 12)
     pixels = write_images(tmp_path, names)
-    assert evaluate(folder, tmp_path) == pytest.approx(figures(model, pixels, list(range(12))), abs=1e-4)
+    assert evaluate(folder, tmp_path) == approx(figures(model, pixels, list(range(12))), abs=1e-4)
     (tmp_path / "00").rename(tmp_path.with_name("away"))
     with refused(r"12 outputs, and the data 11 classes; set DATA\.CLASSES to"):
         evaluate(folder, tmp_path)
     (folder / "all.txt").write_text("\n".join(names))
     found = evaluate(folder, tmp_path, f"DATA.CLASSES={folder / 'all.txt'}")
-    assert found == pytest.approx(figures(model, pixels[2:], list(range(1, 12))), abs=1e-4)
+    assert found == approx(figures(model, pixels[2:], list(range(1, 12))), abs=1e-4)
 
 
 def test_english_names_of_imagenet_in_the_file_are_wordnet_ids(folder, tmp_path):
@@ -139,10 +140,10 @@ def test_english_names_of_imagenet_in_the_file_are_wordnet_ids(folder, tmp_path)
     model = write_weights(folder / "english", 1000, label_names=info.label_descriptions())
     pixels = write_images(tmp_path, WORDNET[:4])
     expected = figures(model, pixels, [info.label_names().index(name) for name in WORDNET[:4]])
-    assert evaluate(folder / "english", tmp_path, weights="hf") == pytest.approx(expected, abs=1e-4)
+    assert evaluate(folder / "english", tmp_path, weights="hf") == approx(expected, abs=1e-4)
 
 
-@pytest.mark.slow
+@mark.slow
 def test_folders_of_imagenet_classes(tmp_path):
     """By WordNet id, or by an English name of one class alone; other names could be in any order."""
     model = write_weights(tmp_path, 1000)
@@ -151,29 +152,29 @@ def test_folders_of_imagenet_classes(tmp_path):
     pixels = write_images(data, names)
     outputs = [ImageNetInfo().label_names().index(name) for name in WORDNET]
     expected = figures(model, pixels, outputs)
-    assert evaluate(tmp_path, data, weights="1000.pth") == pytest.approx(expected, abs=1e-4)
+    assert evaluate(tmp_path, data, weights="1000.pth") == approx(expected, abs=1e-4)
     (table,) = tmp_path.glob("out*/eval*/evaluation/per_class.csv")
     assert {row["class"] for row in read_csv_rows(table)} >= {*names}  # as the folders are named
     english = ["tench", "Carassius auratus", "flamingo", "church_building", "Toilet Paper"]
     pixels = write_images(tmp_path / "english", english)
     expected = figures(model, pixels, outputs)
-    assert evaluate(tmp_path, tmp_path / "english", weights="1000.pth") == pytest.approx(expected, abs=1e-4)
+    assert evaluate(tmp_path, tmp_path / "english", weights="1000.pth") == approx(expected, abs=1e-4)
     (tmp_path / "english/flamingo").rename(tmp_path / "english/crane")  # a bird and a machine
     with refused(r"is of imagenet-1k: 'crane': no .* name of one class of it; set DATA\.CLASSES"):
         evaluate(tmp_path, tmp_path / "english", weights="1000.pth")
 
 
 def shuffled(names: list[str]) -> dict[str, str]:
-    numbers = np.random.default_rng(0).permutation(len(names)).tolist()
+    numbers = default_rng(0).permutation(len(names)).tolist()
     return {str(number): names[number] for number in numbers}
 
 
-@pytest.mark.parametrize("names", [shuffled(NUMBERS), NUMBERS, {name: int(name) - 1 for name in sorted(NUMBERS)}])
+@mark.parametrize("names", [shuffled(NUMBERS), NUMBERS, {name: int(name) - 1 for name in sorted(NUMBERS)}])
 def test_names_in_config_json(names, folder, tmp_path):
     model = write_weights(folder, 12, label_names=names)
     pixels = write_images(tmp_path, NUMBERS)
     expected = figures(model, pixels, list(range(12)))
-    assert evaluate(folder, tmp_path, weights="hf") == pytest.approx(expected, abs=1e-4)
+    assert evaluate(folder, tmp_path, weights="hf") == approx(expected, abs=1e-4)
 
 
 def test_incomplete_names_in_config_json(folder, tmp_path):
@@ -182,7 +183,7 @@ def test_incomplete_names_in_config_json(folder, tmp_path):
     del partial["4"]
     model = write_weights(folder, 12, label_names=partial)
     pixels = write_images(tmp_path / "data", NUMBERS)
-    expected = pytest.approx(figures(model, pixels, list(range(12))), abs=1e-4)
+    expected = approx(figures(model, pixels, list(range(12))), abs=1e-4)
     with refused(r"12 outputs, .*; set DATA\.CLASSES"):
         evaluate(folder, tmp_path / "data", weights="hf")
     assert set(predicted(tmp_path, f"-pretrained={folder / 'hf'}")) == {*NUMBERS, "4 (3)", "4 (4)"} - {"4", "5"}
@@ -205,7 +206,7 @@ def predicted(folder: Path, *weights: str) -> list[str]:
 def test_a_threshold_that_the_most_probable_class_always_reaches_is_refused(folder, tmp_path):
     write_weights(folder, 12)
     write_images(tmp_path / "data", ["a"])
-    given = [f"-model={NAME}", f"-image_size={SIZE}", f"-pretrained={folder / '12.pth'}"]
+    given = cli(f"-model={NAME} -image_size={SIZE} -pretrained={folder / '12.pth'}")
     with refused("-threshold=0.08"):
         predicted(tmp_path, *given, "-threshold=0.08", "-opts", *DATA)
     assert predicted(tmp_path, *given, "-threshold=0.54", "-opts", *DATA)
@@ -251,15 +252,13 @@ a² ² |
 """
 
 
-@pytest.mark.parametrize("names, reason", cells_of(ORDERS))
+@mark.parametrize("names, reason", cells_of(ORDERS))
 def test_orders_of_names(names, reason):
     ambiguity = find_ambiguity(names.split())
     assert (reason in ambiguity) if reason else (ambiguity is None)
 
 
-@pytest.mark.parametrize(
-    "content", [None, "", "a\n\nb", "[1, ", '{"0": "a", "2": "b"}', "\udcff", "1 a\n0 b", "2: a\n1: b"]
-)
+@mark.parametrize("content", [None, "", "a\n\nb", "[1, ", '{"0": "a", "2": "b"}', "\udcff", "1 a\n0 b", "2: a\n1: b"])
 def test_a_list_of_classes_that_cannot_be_used_is_one_line(content, tmp_path):
     if content is not None:
         (tmp_path / "list").write_bytes(content.encode(errors="surrogateescape"))
@@ -299,7 +298,7 @@ def test_names_of_other_classes_beside_the_weights_name_no_output(tmp_path):
     for outputs, expected in ((12, NUMBERS), (10, None)):
         file = tmp_path / f"{outputs}.pth"
         torch.save({"state_dict": write_weights(tmp_path, outputs).state_dict(), "class_names": NUMBERS}, file)
-        command = parse_command_line(["-eval", f"-model={NAME}", f"-pretrained={file}"])
+        command = parse_command_line(cli(f"-eval -model={NAME} -pretrained={file}"))
         options, record, _ = options_of_weights(command)
         assert (options.model.num_classes, record.class_names) == (outputs, expected)
 
@@ -315,7 +314,7 @@ def test_weights_of_others_are_evaluated_on_val_or_test_before_a_part_of_train(f
 
     def evaluated(*flags):
         output = folder / f"split{len([*folder.iterdir()])}"
-        weights = [f"-model={NAME}", f"-pretrained={folder / '2.pth'}", f"-data_path={tmp_path}"]
+        weights = cli(f"-model={NAME} -pretrained={folder / '2.pth'} -data_path={tmp_path}")
         flags = (*weights, *flags, "-num_workers=0", f"-output={output}", "-batch_size=99")
         run_here("-eval", *flags)
         result = read_result(only_run(output, "eval"))
@@ -327,7 +326,7 @@ def test_weights_of_others_are_evaluated_on_val_or_test_before_a_part_of_train(f
         shutil.rmtree(tmp_path / split)
 
 
-@pytest.mark.parametrize("names", ["0 a\n1 b", "1 a\n2 b", "1\n0", "5 euro\n1 euro"])
+@mark.parametrize("names", ["0 a\n1 b", "1 a\n2 b", "1\n0", "5 euro\n1 euro"])
 def test_numbers_in_the_order_of_the_lines_and_other_ones_are_parts_of_names(names, tmp_path):
     (tmp_path / "list").write_text(names)
     assert read_class_list(tmp_path / "list") == names.split("\n")

@@ -4,8 +4,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
-from conftest import CPU, TINY_VIT, config_for, log_of, only_run, read_result, refused, run_here, train
+from conftest import CPU, TINY_VIT, cli, config_for, log_of, only_run, read_result, refused, run_here, train
+from numpy.random import default_rng
+from pytest import fixture, mark
 
 from engine.training import end
 from engine.training.optimizer import Schedule
@@ -14,27 +15,27 @@ from utils.errors import UserError
 from utils.files import read_json
 from utils.tables import read_csv_rows
 
-TINY = [*TINY_VIT, "MODEL.NUM_CLASSES=null", "MODEL.DEPTH=1", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.NUM_EPOCHS=3"]
+TINY = [*TINY_VIT, *cli("MODEL.NUM_CLASSES=null MODEL.DEPTH=1 TRAIN.WARMUP_EPOCHS=0 TRAIN.NUM_EPOCHS=3")]
 
 
-@pytest.fixture
+@fixture
 def argv(tmp_path) -> list[str]:
     """Red and blue images in the folders train, val and test."""
-    generator = np.random.default_rng(0)
+    generator = default_rng(0)
     for split, count in (("train", 48), ("val", 12), ("test", 17)):
         for label, name in enumerate(("blue", "red")):
             for number in range(count):
                 pixels = generator.integers(0, 150, (8, 8, 3)).astype(np.uint8)
                 pixels[..., 2 - 2 * label] += 70
                 write_image(tmp_path / "data" / split / name / f"{number}.png", pixels)
-    flags = ["-dataset=folder", f"-data_path={tmp_path / 'data'}", "-batch_size=8", "-num_workers=0"]
+    flags = cli(f"-dataset=folder -data_path={tmp_path / 'data'} -batch_size=8 -num_workers=0")
     return [*flags, f"-output={tmp_path / 'out'}", "-opts", *TINY]
 
 
 def loss_of(weights, data, tmp_path) -> float:
     output = tmp_path / weights.stem
     sizes = [option for option in TINY if not option.startswith("TRAIN")]
-    flags = ["-eval", f"-pretrained={weights}", "-dataset=folder", f"-data_path={data}", "-num_workers=0"]
+    flags = cli(f"-eval -pretrained={weights} -dataset=folder -data_path={data} -num_workers=0")
     run_here(*flags, "-batch_size_eval=8", f"-output={output}", "-opts", *sizes)
     return read_result(only_run(output, "eval"))["loss"]
 
@@ -67,7 +68,7 @@ class Images(list[str]):
         return self[index]
 
 
-@pytest.mark.parametrize("ranks, is_shared, ends", [(1, False, False), (2, True, False), (2, False, True)])
+@mark.parametrize("ranks, is_shared, ends", [(1, False, False), (2, True, False), (2, False, True)])
 def test_an_error_of_one_rank_ends_the_run_and_one_of_all_is_a_warning(ranks, is_shared, ends, monkeypatch):
     """The other ranks would wait for the one that goes on."""
     error = UserError("a reason")
@@ -98,7 +99,7 @@ def test_a_stopped_run_does_not_touch_them_and_its_end_does(argv, tmp_path):
     files = folder / "evaluation-test"
     assert not files.exists()
     files.symlink_to(tmp_path)
-    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"])
+    train(cli(f"-resume={folder} -opts TRAIN.MAX_STEPS=null"))
     assert read_result(folder)["test"]["samples"] == 34
     assert not (files / "mistakes.csv").exists()
     assert f"{files} cannot be written" in log_of(folder)

@@ -5,11 +5,12 @@ from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
-import pytest
 import timm
 import torch
-from conftest import cells_of, config_for, line_of, model_for, only_run, read_result, run_here
+from conftest import cells_of, cli, config_for, line_of, model_for, of_module, only_run, read_result, run_here
+from numpy.random import default_rng
 from PIL import Image
+from pytest import approx, mark
 from test_class_outputs import logits_of, write_noise
 from timm.data import RealLabelsImagenet
 from torch import Tensor
@@ -17,15 +18,15 @@ from torch.nn.functional import cross_entropy
 
 from models.weights.choose import EVALUATE
 
-OPTIONS = [
-    "MODEL.NUM_CLASSES=1000", "MODEL.EMBED_DIM=16", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=2", "MODEL.PATCH_SIZE=4",
-    "DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0",
-]  # fmt: skip
+OPTIONS = cli(
+    "MODEL.NUM_CLASSES=1000 MODEL.EMBED_DIM=16 MODEL.DEPTH=1 MODEL.NUM_HEADS=2 "
+    "MODEL.PATCH_SIZE=4 DATA.IMAGE_SIZE=8 DATA.CROP_PCT=1.0"
+)
 IN_A = {6: "n01498041", 11: "n01531178", 13: "n01534433", 15: "n01558993"}  # labels in imagenet_a_indices.txt
 IN_R = {1: "n01443537", 2: "n01484850", 4: "n01494475", 6: "n01498041"}
 
 
-@pytest.fixture(scope="module")
+@of_module
 def model() -> torch.nn.Module:
     torch.manual_seed(0)
     model, _ = model_for(config_for("-dataset=fake", "-opts", *OPTIONS), purpose=EVALUATE)
@@ -33,14 +34,14 @@ def model() -> torch.nn.Module:
     return model.eval()
 
 
-@pytest.fixture(scope="module")
+@of_module
 def weights(model, tmp_path_factory) -> Path:
     torch.save(model.state_dict(), path := tmp_path_factory.mktemp("weights") / "vit.pth")
     return path
 
 
 def flags(dataset: str, root: Path, weights: Path, output: Path, *options: str) -> list[str]:
-    data = [f"-dataset={dataset}", f"-data_path={root}", "-batch_size_eval=3", "-num_workers=0"]
+    data = cli(f"-dataset={dataset} -data_path={root} -batch_size_eval=3 -num_workers=0")
     return [*data, f"-pretrained={weights}", f"-output={output}", "-opts", *OPTIONS, *options]
 
 
@@ -62,7 +63,7 @@ def write_set(root: Path, classes: dict[int, str], model: torch.nn.Module) -> tu
     return logits_of(model, pixels), torch.tensor([label for label in classes for _ in range(10)])
 
 
-@pytest.mark.parametrize(("dataset", "classes"), [("imagenet-a", IN_A), ("imagenet-r", IN_R)])
+@mark.parametrize("dataset, classes", [("imagenet-a", IN_A), ("imagenet-r", IN_R)])
 def test_only_the_classes_of_a_set_compete(dataset, classes, model, weights, tmp_path):
     """Also those whose folders are missing."""
     logits, targets = write_set(tmp_path / "data", classes, model)
@@ -71,7 +72,7 @@ def test_only_the_classes_of_a_set_compete(dataset, classes, model, weights, tmp
     masked = torch.full_like(logits, -torch.inf)
     masked[:, subset] = logits[:, subset]
     found = evaluate(dataset, tmp_path / "data", weights, tmp_path / "out")
-    assert found == pytest.approx(figures(masked, targets), abs=1e-4)
+    assert found == approx(figures(masked, targets), abs=1e-4)
     assert found[2] < figures(logits, targets)[2]
 
 
@@ -81,12 +82,12 @@ def test_numbers_and_wordnet_ids_are_labels(model, weights, tmp_path):
     for number, (dataset, classes) in enumerate([("imagenet-v2", numbers), ("imagenet-v2", IN_A), ("folder", IN_A)]):
         logits, targets = write_set(root := tmp_path / str(number), classes, model)
         found = evaluate(dataset, root, weights, tmp_path / dataset / str(number))
-        assert found == pytest.approx(figures(logits, targets), abs=1e-4)
+        assert found == approx(figures(logits, targets), abs=1e-4)
 
 
 def test_any_real_label_is_right(model, weights, tmp_path):
     names = [f"ILSVRC2012_val_{number + 1:08d}.JPEG" for number in range(40)]
-    rng = np.random.default_rng(1)
+    rng = default_rng(1)
     root = tmp_path / "data"
     write_noise(root, [f"val/{name}" for name in names], size=8)
     logits = logits_of(model, np.stack([Image.open(root / "val" / name) for name in names]))
@@ -98,9 +99,9 @@ def test_any_real_label_is_right(model, weights, tmp_path):
     of_class = -logits.log_softmax(-1)
     losses = [of_class[row, labels].min().item() for row, labels in enumerate(picked) if labels]
     top1, top5, loss = evaluate("imagenet-real", root, weights, tmp_path / "out")
-    assert (top1, top5) == pytest.approx((real.get_accuracy(1), real.get_accuracy(5)))
+    assert (top1, top5) == approx((real.get_accuracy(1), real.get_accuracy(5)))
     assert 0 < top1 < top5 < 100
-    assert loss == pytest.approx(np.mean(losses), abs=1e-4)
+    assert loss == approx(np.mean(losses), abs=1e-4)
     assert read_result(only_run(tmp_path / "out", "eval"))["samples"] == len(losses) < 40
 
 
@@ -114,7 +115,7 @@ imagenet-real | ILSVRC2012_val_00000001.JPEG | [[1000]] | 1000 | real.json: is n
 """
 
 
-@pytest.mark.parametrize("dataset, image, labels, classes, line", cells_of(WRONG_SETS))
+@mark.parametrize("dataset, image, labels, classes, line", cells_of(WRONG_SETS))
 def test_wrong_sets_are_one_line(dataset, image, labels, classes, line, weights, tmp_path):
     root = tmp_path / "data"
     write_noise(root, [image], size=8)
@@ -123,7 +124,7 @@ def test_wrong_sets_are_one_line(dataset, image, labels, classes, line, weights,
     assert line in line_of(evaluate, dataset, root, weights, tmp_path / "out", f"MODEL.NUM_CLASSES={classes}")
 
 
-@pytest.mark.parametrize("dataset", ["imagenet-a", "imagenet-r"])
+@mark.parametrize("dataset", ["imagenet-a", "imagenet-r"])
 def test_a_training_on_a_set_for_evaluation_is_refused(dataset, weights, tmp_path):
     write_noise(tmp_path / "data", [f"{IN_A[6]}/0.png"], size=8)
     line = line_of(run_here, *flags(dataset, tmp_path / "data", weights, tmp_path / "out"))

@@ -5,9 +5,10 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pytest
-from conftest import GREY, TINY_VIT, only_run, read_result, refused, run_here, run_script, train
+from conftest import GREY, TINY_VIT, cli, of_module, only_run, read_result, refused, run_here, run_script, train
+from numpy.random import default_rng
 from PIL import Image
+from pytest import mark, raises
 
 from engine.evaluation.predictions import Predictions
 from tests.datasets.sources.source_helpers import write_image
@@ -18,10 +19,10 @@ MODEL = [option for option in TINY_VIT if not option.startswith("MODEL.NUM_CLASS
 PER_CLASS = 12
 
 
-@pytest.fixture(scope="module")
+@of_module
 def images(tmp_path_factory) -> Path:
     """A folder of four classes of gray images, of which some look like images of another class."""
-    root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    root, rng = tmp_path_factory.mktemp("images"), default_rng(0)
     for label, name in enumerate(CLASSES):
         for number in range(PER_CLASS):
             level = np.clip(60 * label + rng.normal(0, 30), 0, 255)
@@ -29,9 +30,9 @@ def images(tmp_path_factory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
+@of_module
 def trained(images, tmp_path_factory) -> Path:
-    data = ["-dataset=folder", f"-data_path={images}", "-batch_size=8", "-num_workers=0"]
+    data = cli(f"-dataset=folder -data_path={images} -batch_size=8 -num_workers=0")
     options = [*MODEL, *GREY, "TRAIN.NUM_EPOCHS=4", "TRAIN.BASE_LR=1e-2", "DATA.VAL_FRACTION=0.25"]
     return train([*data, f"-output={tmp_path_factory.mktemp('out')}", "-opts", *options])
 
@@ -97,7 +98,7 @@ def test_several_labels_have_independent_probabilities(images, tmp_path):
     rows = [f'{label}/{number:02d}.png,"{targets[label]}"' for label in range(4) for number in range(PER_CLASS)]
     table = tmp_path / "data" / "all.csv"
     table.write_text("\n".join(["image_path,target", *rows, ""]))
-    data = ["-dataset=csv", f"-data_path={table}", "-batch_size=8", "-num_workers=0", f"-output={tmp_path / 'out'}"]
+    data = cli(f"-dataset=csv -data_path={table} -batch_size=8 -num_workers=0 -output={tmp_path / 'out'}")
     options = ["DATA.MULTI_LABEL=true", "TRAIN.NUM_EPOCHS=4", "TRAIN.BASE_LR=1e-2", *GREY, *MODEL]
     weights = f"-pretrained={shutil.copy(train([*data, '-opts', *options]) / 'best.pth', tmp_path)}"
     unlabelled = predict(tmp_path / "paths", str(table), weights, "-top_k=3")
@@ -162,7 +163,7 @@ def test_a_prediction_that_is_interrupted_starts_again(images, trained, tmp_path
             raise KeyboardInterrupt
         add(made, results)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, raises(KeyboardInterrupt):
         patch.setattr(Predictions, "_add", add_or_stop)
         predict(out, *argv)
     assert (out / "predictions.csv").read_text() == "earlier"
@@ -177,7 +178,7 @@ def maps_in(folder: Path) -> dict[str, bytes]:
 def test_each_readable_image_has_an_explanation(images, trained, tmp_path):
     shutil.copytree(images, folder := tmp_path / "photos")
     (folder / "dog" / "13.png").write_bytes(b"hello")
-    argv = [str(folder), "-explain", "-json", f"-resume={trained}", "-batch_size_eval=2", "-num_workers=0"]
+    argv = [str(folder), *cli(f"-explain -json -resume={trained} -batch_size_eval=2 -num_workers=0")]
     rows = predict(tmp_path / "whole", *argv)
     maps = maps_in(tmp_path / "whole")
     assert {(row["error"] == "", row["explanation"]) for row in rows} == {(False, "")} | {(True, name) for name in maps}
@@ -191,12 +192,12 @@ def test_each_readable_image_has_an_explanation(images, trained, tmp_path):
         assert picture.size == image.size
 
 
-@pytest.mark.slow
+@mark.slow
 def test_two_processes_write_the_same_bytes(images, trained, tmp_path):
     """48 images and a bad one are 7 batches, which two processes cannot share equally."""
     shutil.copytree(images, folder := tmp_path / "photos")
     (folder / "dog" / "13.png").write_bytes(b"hello")
-    weights = [f"-resume={trained}", "-batch_size_eval=7", "-num_workers=0", "-json", "-explain"]
+    weights = cli(f"-resume={trained} -batch_size_eval=7 -num_workers=0 -json -explain")
     predict(tmp_path / "one", str(folder), *weights)
     run_script("main_multi_gpu.py", "-ngpus=2", "-predict", str(folder), f"-output={tmp_path / 'two'}", *weights)
     for name in ("predictions.csv", "predictions.json"):

@@ -9,9 +9,9 @@ import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
-import pytest
 import torch
-from conftest import ROOT, TINY_VIT, noise_folder, only_run, read_result, refused, run_here, train
+from conftest import ROOT, TINY_VIT, cli, noise_folder, only_run, read_result, refused, run_here, train
+from pytest import approx, fixture, mark
 from timm.models import VisionTransformer
 
 from configs.command_line import parse_command_line
@@ -23,7 +23,7 @@ from utils.metric_table import METRICS
 from utils.notes import STATUS
 
 
-@pytest.mark.usefixtures("nondeterministic_after_test")
+@mark.usefixtures("nondeterministic_after_test")
 def test_op_without_a_deterministic_algorithm(digits_argv, monkeypatch):
     def put(*args, **kwargs):
         torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))
@@ -38,7 +38,7 @@ def exhaust(device: torch.device):
     torch.empty(2**50, dtype=torch.uint8, device=device)
 
 
-@pytest.mark.parametrize("place", ["forward", "backward", "optimizer", "evaluation"])
+@mark.parametrize("place", ["forward", "backward", "optimizer", "evaluation"])
 def test_real_shortage_of_memory(digits_argv, any_device, monkeypatch, place):
     device, forward = any_device.device, VisionTransformer.forward
 
@@ -93,7 +93,7 @@ def test_every_data_set_is_documented():
     assert [name for name in names if not re.search(rf"\b{name}\b", page)] == [], "docs/data.md"
 
 
-@pytest.fixture
+@fixture
 def folders(tmp_path, monkeypatch):
     """The current folder, with a data set, and another one."""
     data = noise_folder(tmp_path / "here/data", train=16, val=16, shape=(8, 8, 3))
@@ -104,7 +104,7 @@ def folders(tmp_path, monkeypatch):
 
 
 def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, monkeypatch):
-    flags = ["-dataset=folder", "-data_path=data", "-batch_size=8", "-num_workers=0", "-output=out"]
+    flags = cli("-dataset=folder -data_path=data -batch_size=8 -num_workers=0 -output=out")
     options = [*TINY_VIT, "MODEL.NUM_CLASSES=null", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MAX_STEPS=1"]
     folder = train([*flags, "-opts", *options]).absolute()
     stopped, result = read_json(folder / STATUS), read_result(folder)
@@ -134,4 +134,4 @@ def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, monkeypatch
     assert tuple(evaluated) == RESULT_KEYS
     same = ("top1", "samples", "split", "checkpoint")
     assert [evaluated[key] for key in same] == [result[key] for key in same]
-    assert evaluated["loss"] == pytest.approx(result["loss"], rel=1e-6)  # by other kernels
+    assert evaluated["loss"] == approx(result["loss"], rel=1e-6)  # by other kernels

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from conftest import digits_flags, only_run, read_result
+from conftest import digits_flags, of_module, only_run, read_result
+from pytest import mark
 from rank import run_commands
 
 from utils.distributed import ProcessContext
@@ -60,7 +61,7 @@ def run_slowly(context: ProcessContext, argv: list[str], names: tuple[str, ...])
     return called
 
 
-@pytest.fixture(scope="module")
+@of_module
 def trained(ranks, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("waiting")
     called = ranks(3)(run_slowly, [*digits_flags(root), "-device=cpu"], (*EVALUATION, *PAGE, *SAVE))
@@ -70,14 +71,14 @@ def trained(ranks, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@mark.slow
 def test_ranks_wait_for_the_intervals_pages_and_checkpoints_of_a_training(trained):
     assert (trained / "report.html").is_file()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "names"),
+@mark.slow
+@mark.parametrize(
+    "command, names",
     [
         (["-eval"], (*EVALUATION, *PAGE)),
         (["-predict", "-explain"], (*PREDICTION, "engine.evaluation.files:heat_map")),

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pytest
 import torch
-from conftest import ALL_DIGITS, ROOT, evaluate, run_here
+from conftest import ALL_DIGITS, ROOT, cli, evaluate, run_here, seeded
+from numpy.random import default_rng
+from pytest import approx, mark
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_expit, log_softmax, softmax
 from test_results import results_for, results_of, stored_decision
 from torch import Tensor
+from torch.testing import assert_close
 
 from configs.schema.operating_point import OperatingPoint
 from datasets.batch import PADDING
@@ -31,7 +33,7 @@ HALF_STEP = 2 ** (0.51 / 32)  # of the candidates
 
 def drawn(number: int, classes: int, scale: float, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Logits, `scale` times those whose softmax draws the targets."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     logits = 2 * torch.randn(number, classes, generator=generator)
     return scale * logits, torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
 
@@ -48,8 +50,8 @@ def scipys(loss_at: Callable[[float], float]) -> float:
     return float(np.exp(found.x))
 
 
-@pytest.mark.parametrize("scale", [0.1, 0.5, 1, 2.5, 9])
-@pytest.mark.parametrize(("number", "classes"), [(20, 2), (300, 2), (20, 5), (300, 5), (400, 200)])
+@mark.parametrize("scale", [0.1, 0.5, 1, 2.5, 9])
+@mark.parametrize("number, classes", [(20, 2), (300, 2), (20, 5), (300, 5), (400, 200)])
 def test_the_temperature_is_the_one_of_scipy(scale, number, classes):
     """Of float64 logits; unreadable images do not count."""
     logits, targets = drawn(number, classes, scale)
@@ -61,11 +63,11 @@ def test_the_temperature_is_the_one_of_scipy(scale, number, classes):
     assert max(chosen_for(results) / expected, expected / chosen_for(results)) < HALF_STEP
 
 
-@pytest.mark.parametrize("scale", [0.1, 0.5, 2.5])
+@mark.parametrize("scale", [0.1, 0.5, 2.5])
 def test_the_temperature_of_several_labels_is_the_one_of_scipy(scale):
     """Of all known cells."""
-    logits = torch.randn(200, 6, generator=torch.Generator().manual_seed(1)) * 2
-    targets = torch.bernoulli(logits.sigmoid(), generator=torch.Generator().manual_seed(2)).to(torch.int8)
+    logits = torch.randn(200, 6, generator=seeded(1)) * 2
+    targets = torch.bernoulli(logits.sigmoid(), generator=seeded(2)).to(torch.int8)
     targets[::3, 2] = UNKNOWN
     results = results_for(targets, scale * logits)
     known = (targets != UNKNOWN).numpy()
@@ -77,10 +79,10 @@ def test_the_temperature_of_several_labels_is_the_one_of_scipy(scale):
 def test_the_temperature_gives_a_constant_margin_the_probability_of_its_accuracy():
     """A closed form, without the prior, which many samples outweigh; of more scores than are read, too."""
     number, margin, accuracy = 200_000, 3.0, 0.7
-    is_right = np.random.default_rng(0).permutation(np.arange(number) < accuracy * number)
+    is_right = default_rng(0).permutation(np.arange(number) < accuracy * number)
     scores = np.float32([-margin, margin]) * np.ones((number, 1), np.float32)
     found = results_of_scores(is_right.astype(np.int64), scores).best_temperature
-    assert expit(margin / found) == pytest.approx(accuracy, abs=0.01)
+    assert expit(margin / found) == approx(accuracy, abs=0.01)
 
 
 def test_without_a_wrong_label_without_scores_without_samples_and_with_nan_it_is_1():
@@ -98,7 +100,7 @@ def test_without_a_wrong_label_without_scores_without_samples_and_with_nan_it_is
 
 def test_rare_labels_whose_calibration_error_would_rise_keep_their_probabilities():
     """One frequent label with much too high logits; the others are right. With frequent ones alone, T is chosen."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     exact = torch.randn(400, 12, generator=generator) + torch.tensor([0.0] + [-3.5] * 11)
     targets = torch.bernoulli(exact.sigmoid(), generator=generator).to(torch.int8)
     logits = exact * torch.tensor([30.0] + [1.0] * 11)
@@ -113,7 +115,7 @@ def test_rare_labels_whose_calibration_error_would_rise_keep_their_probabilities
     assert frequent.best_temperature == chosen_for(frequent) > 2
 
 
-@pytest.mark.parametrize("temperature", [0.25, 0.6, 4])
+@mark.parametrize("temperature", [0.25, 0.6, 4])
 def test_scores_are_tempered_as_logits_are(temperature):
     """Also where p is 1 in float32, and of a masked class."""
     for classes, scale in ((2, 1), (2, 30), (3, 1), (200, 5), (3, 30)):
@@ -121,9 +123,9 @@ def test_scores_are_tempered_as_logits_are(temperature):
         if classes > 2:
             logits[:, 1] = -torch.inf
         found = temper(log_odds(logits).numpy(), temperature, multi_label=False)
-        torch.testing.assert_close(torch.from_numpy(found), log_odds(logits / temperature), rtol=1e-5, atol=1e-5)
-        assert softmax(logits.double().numpy() / temperature, 1) == pytest.approx(expit(found), abs=1e-6)
-        assert temper(logits.numpy(), temperature, multi_label=True) == pytest.approx(logits.numpy() / temperature)
+        assert_close(torch.from_numpy(found), log_odds(logits / temperature), rtol=1e-5, atol=1e-5)
+        assert softmax(logits.double().numpy() / temperature, 1) == approx(expit(found), abs=1e-6)
+        assert temper(logits.numpy(), temperature, multi_label=True) == approx(logits.numpy() / temperature)
 
 
 def test_points_and_groups_are_of_tempered_probabilities():
@@ -136,10 +138,10 @@ def test_points_and_groups_are_of_tempered_probabilities():
     results = replace(raw, temperature=3.0)
     divided = replace(raw, scores=log_odds(logits / 3).numpy())
     used = results.used_point
-    assert used.threshold == pytest.approx(divided.used_point.threshold, abs=1e-5)
-    assert used.group_threshold == pytest.approx(divided.used_point.group_threshold, abs=1e-5)
+    assert used.threshold == approx(divided.used_point.threshold, abs=1e-5)
+    assert used.group_threshold == approx(divided.used_point.group_threshold, abs=1e-5)
     means = pd.DataFrame(softmax(logits.numpy() / 3, 1)).groupby(groups).mean().to_numpy()
-    assert mean_by_group(results.calibrated).label_probabilities == pytest.approx(means, abs=1e-5)
+    assert mean_by_group(results.calibrated).label_probabilities == approx(means, abs=1e-5)
     before = raw.scores[:, 1] >= raw.used_point.threshold
     assert (before != (results.calibrated.scores[:, 1] >= used.threshold)).any()
 
@@ -190,14 +192,14 @@ def test_a_temperature_travels_from_a_training_to_evaluations_predictions_and_ex
     (script,) = re.findall(r"```python\n([^`]*log\(p\).*?)```", (ROOT / "docs/evaluation.md").read_text(), re.S)
     typed = dict[str, Any]()
     exec(re.sub('folder = ".*"', f'folder = "{folder}/evaluation"', script), typed)
-    assert typed["of_labels"] == pytest.approx(expit(temper(scores, temperature, True)), abs=1e-6)
+    assert typed["of_labels"] == approx(expit(temper(scores, temperature, True)), abs=1e-6)
     run_here("-predict", *flags, "-dataset=digits", "-format=wide", f"-output={tmp_path / 'p'}")
     probabilities = probabilities_of(tmp_path / "p", classes)
-    assert probabilities == pytest.approx(typed["probabilities"], abs=2e-6)
-    assert summary["ece"] == pytest.approx(expected_error(expit(scores), labels), abs=0.01)
-    assert summary["calibrated"]["ece"] == pytest.approx(expected_error(probabilities, labels), abs=0.01)
+    assert probabilities == approx(typed["probabilities"], abs=2e-6)
+    assert summary["ece"] == approx(expected_error(expit(scores), labels), abs=0.01)
+    assert summary["calibrated"]["ece"] == approx(expected_error(probabilities, labels), abs=0.01)
     losses = -np.log(probabilities[np.arange(len(labels)), labels])
-    assert summary["calibrated"]["loss"] == pytest.approx(losses.mean(), abs=1e-4)
+    assert summary["calibrated"]["loss"] == approx(losses.mean(), abs=1e-4)
     assert summary["calibrated"]["loss"] < summary["loss"]
     # Merged classes: the sum of their tempered probabilities
     merging = [f"-output={tmp_path / 'm'}", "-opts", "DATA.RENAME={8: 3}"]
@@ -205,13 +207,13 @@ def test_a_temperature_travels_from_a_training_to_evaluations_predictions_and_ex
     merged = probabilities_of(tmp_path / "m", classes[:8] + classes[9:])
     sums = probabilities.copy()
     sums[:, 3] += sums[:, 8]
-    assert merged == pytest.approx(np.delete(sums, 8, 1), abs=3e-6)
+    assert merged == approx(np.delete(sums, 8, 1), abs=3e-6)
 
 
-@pytest.mark.parametrize("temperature", [3.0, 4.0, 0.25])
+@mark.parametrize("temperature", [3.0, 4.0, 0.25])
 def test_the_screen_has_a_temperature_that_is_a_limit(temperature, digits_run, tmp_path, capsys):
     folder = digits_run(ALL_DIGITS, GOAL, "TRAIN.BASE_LR=1e-2", "TRAIN.SMOOTHING=0.4")
-    state = torch.load(folder / "best.pth", weights_only=True)
+    state = torch.load(folder / "best.pth")
     torch.save(state | {"temperature": temperature}, tmp_path / "weights.pth")
     evaluate(tmp_path / "eval", f"-pretrained={tmp_path / 'weights.pth'}", f"-cfg={folder / 'config.yaml'}")
     assert ("Temperature" in capsys.readouterr().out) == (temperature != 3)
@@ -219,7 +221,7 @@ def test_the_screen_has_a_temperature_that_is_a_limit(temperature, digits_run, t
 
 def test_weights_without_a_temperature_are_evaluated_as_before(digits_run, tmp_path):
     folder = digits_run(ALL_DIGITS, GOAL, "TRAIN.BASE_LR=1e-2", "TRAIN.SMOOTHING=0.4")
-    state = torch.load(folder / "best.pth", weights_only=True)
+    state = torch.load(folder / "best.pth")
     assert state.pop("temperature") != 1
     state["operating_point"] = state.pop("tempered_operating_point")
     torch.save(state, folder / "best.pth")
@@ -229,6 +231,6 @@ def test_weights_without_a_temperature_are_evaluated_as_before(digits_run, tmp_p
     with np.load(again / "evaluation/logits.npz") as saved:
         shares = softmax(saved["logits"].astype(np.float64), 1)
     assert summary["operating_point"]["threshold"] == state["operating_point"]["threshold"]
-    words = [f"-pretrained={folder / 'best.pth'}", "-split=val", "-format=wide", f"-output={tmp_path / 'p'}"]
+    words = cli(f"-pretrained={folder / 'best.pth'} -split=val -format=wide -output={tmp_path / 'p'}")
     run_here("-predict", *words)
-    assert probabilities_of(tmp_path / "p", [*"0123456789"]) == pytest.approx(shares, abs=2e-3)
+    assert probabilities_of(tmp_path / "p", [*"0123456789"]) == approx(shares, abs=2e-3)

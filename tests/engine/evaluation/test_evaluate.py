@@ -4,12 +4,12 @@ from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
-import timm
 import torch
 import torch.nn.functional as F
-from conftest import CPU, GREY, TINY_RESNET, config_for, eval_loader_for, read_result, samples_for
+from conftest import CPU, GREY, TINY_RESNET, cli, config_for, eval_loader_for, read_result, samples_for
 from conftest import evaluate as run_evaluation
+from pytest import approx, fixture, mark
+from timm import create_model
 from torch import Tensor, nn
 
 from configs.schema import Amp, Config
@@ -23,13 +23,13 @@ from models.fast import NORMS
 from utils.distributed import ProcessContext
 
 
-@pytest.fixture
+@fixture
 def digits() -> Config:
-    options = [*GREY, "DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0", "MODEL.PATCH_SIZE=4", "MODEL.NUM_CLASSES=10"]
+    options = [*GREY, *cli("DATA.IMAGE_SIZE=8 DATA.CROP_PCT=1.0 MODEL.PATCH_SIZE=4 MODEL.NUM_CLASSES=10")]
     return config_for("-dataset=digits", "-batch_size_eval=50", "-opts", *options)
 
 
-@pytest.fixture
+@fixture
 def model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 300), nn.GELU(), nn.Linear(300, 10))
@@ -82,7 +82,7 @@ def test_results_are_equal_to_the_last_bit_on_any_number_of_ranks(digits, model,
             assert np.array_equal(mine, theirs), field.name
 
 
-@pytest.mark.parametrize("flips", [False, True])
+@mark.parametrize("flips", [False, True])
 def test_losses_and_probabilities_are_those_of_torch(digits, model, cpu, flips):
     """With EVAL.TTA=flip, of the mean of the logits of an image and its mirror image."""
     (samples,) = samples_for(digits, cpu, "val")
@@ -96,7 +96,7 @@ def test_losses_and_probabilities_are_those_of_torch(digits, model, cpu, flips):
     assert torch.allclose(torch.from_numpy(results.losses), losses, atol=1e-5)
     assert torch.equal(torch.from_numpy(results.labels).long(), best.indices)
     assert torch.allclose(torch.from_numpy(results.probabilities), best.values, atol=1e-6)
-    assert metrics.loss == pytest.approx(losses.mean().item(), abs=1e-5)
+    assert metrics.loss == approx(losses.mean().item(), abs=1e-5)
     assert results.logits.dtype == np.float16
     np.testing.assert_allclose(results.logits, logits.numpy(), rtol=2**-10, atol=1e-5)
 
@@ -115,11 +115,11 @@ def test_logits_beyond_float16_and_of_masked_classes_are_finite(digits, cpu):
 
 def test_many_images_pass_no_batch_norm_in_fp32_and_have_the_figures_of_few(tmp_path, monkeypatch):
     torch.manual_seed(0)
-    model = timm.create_model("test_resnet", num_classes=10, in_chans=1).train()
+    model = create_model("test_resnet", num_classes=10, in_chans=1).train()
     model(torch.rand(64, 1, 32, 32))  # running statistics
     weights = tmp_path / "weights.pth"
     torch.save(model.state_dict(), weights)
-    argv = ["-dataset=digits", f"-pretrained={weights}", "-num_workers=0", "-opts", *TINY_RESNET, *GREY]
+    argv = [*cli(f"-dataset=digits -pretrained={weights} -num_workers=0 -opts"), *TINY_RESNET, *GREY]
     normed = []
     batch_norm = F.batch_norm
 
@@ -140,4 +140,4 @@ def test_many_images_pass_no_batch_norm_in_fp32_and_have_the_figures_of_few(tmp_
     plain, passes = result("plain")
     assert passes > 0
     assert folded["top1"] == plain["top1"]
-    assert folded["loss"] == pytest.approx(plain["loss"], rel=1e-6)
+    assert folded["loss"] == approx(plain["loss"], rel=1e-6)

@@ -12,10 +12,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
-import pytest
 import torch
-from conftest import CPU, each_value
+from conftest import CPU, each_value, seeded
+from numpy.random import default_rng
 from PIL import Image
+from pytest import approx, fixture
 from test_pictures import evaluator_for
 from torch import nn
 
@@ -36,7 +37,7 @@ HOSTILE = ["=cmd|' /C calc'!A0", "<script>alert(1)</script>", "two\nlines", "\x1
 class Noise(Samples):
     """Images of noise with the given names."""
 
-    def __init__(self, names: list[str], class_names: Sequence[str] = ("a",)) -> None:
+    def __init__(self, names: list[str], class_names: Sequence[str] = ("a",)):
         super().__init__([*class_names])
         self.names = names
         self.arrays = {"targets": np.zeros(len(names), np.int64)}
@@ -45,12 +46,12 @@ class Noise(Samples):
         return self.names[index]
 
     def open(self, index: int, channels: int) -> LazyImage:
-        generator = torch.Generator().manual_seed(index)
+        generator = seeded(index)
         return LazyImage(torch.randint(0, 256, (channels, 20, 20), generator=generator, dtype=torch.uint8))
 
 
 def results_for(targets: np.ndarray, predicted: np.ndarray) -> SampleResults:
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     probabilities = rng.uniform(0.5, 1, (len(targets), 1)).astype(np.float32)
     losses = np.where(targets == predicted, -np.log(probabilities[:, 0]), 3).astype(np.float32)
     return SampleResults(targets, predicted.astype(np.int32)[:, None], probabilities, losses)
@@ -66,7 +67,7 @@ def read_table(path: Path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
-@pytest.fixture
+@fixture
 def written(tmp_path, cpu) -> Path:
     """The files of an evaluation with six hostile class names and as many file names."""
     targets = np.array([0, 0, 1, 2, 3, 4, 5, 5])
@@ -96,7 +97,7 @@ def test_the_tables_have_the_figures(written):
     assert summary["epoch"] == 3
     assert summary["samples"] == 8
     assert summary["top1"] == 62.5
-    assert summary["recall"] == pytest.approx(100 * (0.5 + 1 + 0 + 1 + 1 + 0.5) / 6)
+    assert summary["recall"] == approx(100 * (0.5 + 1 + 0 + 1 + 1 + 0.5) / 6)
 
 
 def test_images_without_their_groups_have_no_interval(tmp_path, cpu):
@@ -111,7 +112,7 @@ def test_images_without_their_groups_have_no_interval(tmp_path, cpu):
     assert "groups" in summary["interval_missing"]
 
 
-def assert_text(cells: list[str]) -> None:
+def assert_text(cells: list[str]):
     """No cell but the number is a formula or has a control character."""
     assert all(cell.isprintable() and cell[:1] not in ("=", "+", "-", "@") for cell in cells if cell != "-1")
 
@@ -127,7 +128,7 @@ def test_hostile_names_stay_text(written):
 def test_long_names_of_images_take_little_of_the_file_of_scores(tmp_path, cpu):
     names = [f"a/folder/of/images/with/a/long/name/{number:08d}.jpg" for number in range(2000)]
     labels = np.arange(2000) % 2
-    results = replace(results_for(labels, labels), scores=np.random.default_rng(0).random((2000, 2), np.float32))
+    results = replace(results_for(labels, labels), scores=default_rng(0).random((2000, 2), np.float32))
     files_for(tmp_path, ["a", "b"], names, cpu).write(results.metrics(), results, nn.Flatten())
     assert (tmp_path / "scores.npz").stat().st_size < 3 * (results.scores.nbytes + labels.nbytes)
     with np.load(tmp_path / "scores.npz") as saved:
@@ -169,7 +170,7 @@ def test_pictures_are_those_of_the_page(written, tmp_path, cpu):
     assert not [*(written / "pictures").iterdir()]  # all are right
 
 
-@pytest.fixture
+@fixture
 def make(tmp_path):
     return partial(write, tmp_path)
 
@@ -272,7 +273,7 @@ def test_the_rows_of_many_classes_take_little_memory_and_are_those_of_csv(make, 
     """Without an object for each cell, also of the rows that the screen shows."""
     number = 20_000
     names = [f"{index}, a.jpg" for index in range(30)]
-    ranked = np.random.default_rng(0).permutation(number)
+    ranked = default_rng(0).permutation(number)
     tracemalloc.start()
     make(names=names, classes=[str(label) for label in range(number)], top_k=None, ranked=ranked, json=False)
     peak_bytes = tracemalloc.get_traced_memory()[1]

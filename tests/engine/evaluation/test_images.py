@@ -11,6 +11,7 @@ import pytest
 from conftest import (
     CPU,
     TINY_VIT,
+    cli,
     config_for,
     eval_loader_for,
     export_as,
@@ -23,6 +24,8 @@ from conftest import (
     samples_for,
     train,
 )
+from numpy.random import default_rng
+from pytest import fixture, mark
 
 from datasets.sources.samples import ImageFiles, Samples
 from datasets.sources.shared_arrays import to_arrays
@@ -44,11 +47,11 @@ from utils.files import read_json
 COUNTS = {"train": 9, "val": 3, "test": 2}  # of each class
 
 
-def noise(path: Path, seed: int) -> None:
-    write_image(path, np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8))
+def noise(path: Path, seed: int):
+    write_image(path, default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8))
 
 
-@pytest.fixture
+@fixture
 def data(tmp_path) -> Path:
     for split, count in COUNTS.items():
         for number in range(2 * count):
@@ -56,11 +59,11 @@ def data(tmp_path) -> Path:
     return tmp_path / "data"
 
 
-@pytest.fixture
+@fixture
 def argv(data, tmp_path) -> list[str]:
     """18 training images in batches of 4: each epoch leaves out two."""
-    options = [*TINY_VIT, "MODEL.NUM_CLASSES=2", "MODEL.DEPTH=1", "TRAIN.NUM_EPOCHS=3", "TRAIN.BASE_LR=1e-3"]
-    flags = ["-dataset=folder", f"-data_path={data}", "-batch_size=4", "-num_workers=0"]
+    options = [*TINY_VIT, *cli("MODEL.NUM_CLASSES=2 MODEL.DEPTH=1 TRAIN.NUM_EPOCHS=3 TRAIN.BASE_LR=1e-3")]
+    flags = cli(f"-dataset=folder -data_path={data} -batch_size=4 -num_workers=0")
     return [*flags, f"-output={tmp_path / 'out'}", "-opts", *options]
 
 
@@ -109,7 +112,7 @@ def test_images_that_differ_from_the_runs_are_named(argv, data, tmp_path):
     (data / "val/class1/1.png").unlink()
     noise(data / "val/class1/new.png", 8)
     noise(data / "train/class0/0.png", 9)
-    evaluation = ["-eval", f"-resume={run}", f"-output={tmp_path / 'eval'}"]
+    evaluation = cli(f"-eval -resume={run} -output={tmp_path / 'eval'}")
     run_here(*evaluation)
     (text,) = warnings_of(only_run(tmp_path / "eval", "eval"))
     for part in ("1 changed ('class0/0.png')", "1 missing ('class1/1.png')", "1 new ('class1/new.png')"):
@@ -117,7 +120,7 @@ def test_images_that_differ_from_the_runs_are_named(argv, data, tmp_path):
     with refused("strict"):
         run_here(*evaluation, f"-output={tmp_path / 'strict'}", *strict)
     assert read_result(only_run(tmp_path / "strict", "eval"))["top1"] is None
-    longer = [*argv, f"-resume={run}", "-opts", "TRAIN.NUM_EPOCHS=4", "DATA.IMAGE_HASHES=strict"]
+    longer = [*argv, *cli(f"-resume={run} -opts TRAIN.NUM_EPOCHS=4 DATA.IMAGE_HASHES=strict")]
     for number in (2, 1):  # then no training image is read again
         with refused(f"{number} changed .*strict"):
             train(longer)
@@ -150,7 +153,7 @@ def contents(samples: Samples, *options: str) -> list[str]:
     return [row.tobytes().hex() for row in samples.hashes.rows]
 
 
-@pytest.mark.parametrize("kind", ["folder", "tar", "parquet"])
+@mark.parametrize("kind", ["folder", "tar", "parquet"])
 def test_workers_hash_the_record_that_they_read(kind, data, tmp_path):
     files = sorted((data / "train").rglob("*.png"))
     expected = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
@@ -162,7 +165,7 @@ def test_workers_hash_the_record_that_they_read(kind, data, tmp_path):
             for end, content in (("png", file.read_bytes()), ("cls", file.parent.name[-1].encode()))
         }
         (tmp_path / "train-0.tar").write_bytes(tar_of(members))
-        flags = ["-dataset=tar", f"-data_path={tmp_path / 'train-0.tar'}", "-opts", f"DATA.CACHE_DIR={tmp_path / 'c'}"]
+        flags = cli(f"-dataset=tar -data_path={tmp_path / 'train-0.tar'} -opts DATA.CACHE_DIR={tmp_path / 'c'}")
     elif kind == "parquet":
         pa = pytest.importorskip("pyarrow")
         from pyarrow import parquet
@@ -202,7 +205,7 @@ def test_weights_of_timm_are_of_no_folder(argv, tmp_path, monkeypatch):
         assert (tmp_path / "new" / IMAGES).exists() == is_written
 
 
-def rows_of_two_ranks(context, data: Path, folder: Path) -> None:
+def rows_of_two_ranks(context, data: Path, folder: Path):
     config = config_for("-dataset=folder", f"-data_path={data}", "-image_size=16", "-num_workers=0", "-batch_size=2")
     (samples,) = samples_for(config, context, "train")
     samples.hash_content()
@@ -212,7 +215,7 @@ def rows_of_two_ranks(context, data: Path, folder: Path) -> None:
     write_images({"train": samples}, folder, None, False, config.data, context, RunLogger(context))
 
 
-@pytest.mark.slow
+@mark.slow
 def test_the_list_has_the_images_of_all_ranks(data, tmp_path, ranks):
     (tmp_path / "run").mkdir()
     ranks(2)(rows_of_two_ranks, data, tmp_path / "run")
@@ -263,7 +266,7 @@ def test_other_data_with_some_equal_names_are_no_difference():
 
 def test_the_digest_is_the_one_of_all_lines_in_any_number_of_parts(monkeypatch):
     monkeypatch.setattr("engine.evaluation.images._SORTED", 7)
-    generator = np.random.default_rng(0)
+    generator = default_rng(0)
     rows = [ImageRow("train", f"{n}.jpg", "a, b", "", generator.bytes(32).hex()) for n in range(40)]
     rows += [row._replace(split="val") for row in rows[:9]]
     assert at_hand(rows).digest() == digest_of(rows)

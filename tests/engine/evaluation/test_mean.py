@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY_VIT, evaluate, read_result, refused, run_here, train
+from conftest import ROOT, TINY_VIT, cli, evaluate, of_module, read_result, refused, run_here, seeded, slow, train
+from pytest import approx, fixture, mark
 from sklearn.datasets import load_digits
 from torch import nn
+from torch.testing import assert_close
 
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.mean import MeanOfModels
@@ -21,7 +23,7 @@ from utils.files import atomic_save, read_json
 POINT = "EVAL.OPERATING_POINT={class: 3, sensitivity: 0.9}"
 
 
-@pytest.fixture(scope="module")
+@of_module
 def images(tmp_path_factory) -> Path:
     """Digits in class folders."""
     root = tmp_path_factory.mktemp("digits")
@@ -32,7 +34,7 @@ def images(tmp_path_factory) -> Path:
     return root
 
 
-@pytest.fixture
+@fixture
 def sweep(trained_digits, tmp_path) -> Path:
     """Three folds, each with an operating point of its own, and an earlier run of one of them."""
     for fold in range(3):
@@ -51,7 +53,7 @@ def predicted(output: Path, *argv: str) -> list[dict[str, str]]:
 
 def test_the_probabilities_are_those_of_the_docs_script(sweep, images, tmp_path, monkeypatch):
     pytest.importorskip("pandas")
-    argv = [f"-predict={images}", "-format=wide", "-opts", "EVAL.TTA=flip"]
+    argv = cli(f"-predict={images} -format=wide -opts EVAL.TTA=flip")
     for fold in range(3):
         weights = f"-pretrained={sweep}/FOLD={fold}-20260102-12-00/best.pth"
         predicted(tmp_path / f"predictions/{fold}", argv[0], weights, *argv[1:])
@@ -67,12 +69,12 @@ def test_the_probabilities_are_those_of_the_docs_script(sweep, images, tmp_path,
 
 
 def test_an_evaluation_measures_the_threshold_of_the_mean(sweep, images, tmp_path):
-    data = ["-dataset=folder", f"-data_path={images}", f"-resume={sweep}"]
+    data = cli(f"-dataset=folder -data_path={images} -resume={sweep}")
     folder = evaluate(tmp_path / "eval", *data)
     probabilities = predicted(tmp_path / "wide", f"-predict={images}", f"-resume={sweep}", "-format=wide")
     found = np.array([[float(row[str(label)]) for label in range(10)] for row in probabilities])
     labels = np.array([int(Path(row["path"]).parent.name) for row in probabilities])
-    assert read_result(folder)["top1"] == pytest.approx(100 * (found.argmax(1) == labels).mean())
+    assert read_result(folder)["top1"] == approx(100 * (found.argmax(1) == labels).mean())
     summary = read_json(folder / "evaluation/summary.json")
     assert (summary["chooses_point"], summary["checkpoint"]) == (True, str(sweep))
     stored = read_json(sweep / MEAN)["operating_point"]["threshold"]
@@ -82,7 +84,7 @@ def test_an_evaluation_measures_the_threshold_of_the_mean(sweep, images, tmp_pat
     assert (found[labels == 3, 3] >= np.sort(found[labels == 3, 3])[np.sum(labels == 3) // 9 + 1]).mean() < 0.9
     rows = predicted(tmp_path / "decided", f"-predict={images}", f"-resume={sweep}")
     assert {row["decision"] == "3" for row in rows if float(row["class_1"] == "3") and row["decision"]} == {True}
-    assert float(rows[0]["decision_threshold"]) == pytest.approx(threshold, abs=1e-5)
+    assert float(rows[0]["decision_threshold"]) == approx(threshold, abs=1e-5)
     shutil.rmtree(sweep / "FOLD=2-20260102-12-00")  # another mean
     assert "decision" not in predicted(tmp_path / "two", f"-predict={images}", f"-resume={sweep}")[0]
 
@@ -104,7 +106,7 @@ def test_what_a_mean_cannot_do_is_refused(sweep, images, tmp_path):
         run_here("-eval", f"-resume={sweep}")
     with refused("-explain"):
         run_here(f"-predict={images}", f"-resume={sweep}", "-explain")
-    state = torch.load(sweep / "FOLD=1-20260102-12-00/best.pth", weights_only=True)
+    state = torch.load(sweep / "FOLD=1-20260102-12-00/best.pth")
     names = state["class_names"]
     atomic_save(sweep / "FOLD=1-20260102-12-00/best.pth", state | {"class_names": names[::-1]})
     with refused("FOLD=1.*other classes"):
@@ -116,18 +118,18 @@ def test_what_a_mean_cannot_do_is_refused(sweep, images, tmp_path):
         run_here(f"-predict={images}", f"-resume={sweep}")
 
 
-@pytest.mark.parametrize("swept, splits", [("DATA.FOLD={} DATA.FOLDS=2", ("all", "val")), ("SEED={}", ("all",))])
+@mark.parametrize("swept, splits", [("DATA.FOLD={} DATA.FOLDS=2", ("all", "val")), slow("SEED={}", ("all",))])
 def test_a_copy_of_the_training_images_gives_no_figures_of_folds_and_no_threshold(
     swept, splits, images, tmp_path, capsys
 ):
     sweep, copy = tmp_path / "sweep", shutil.copytree(images, tmp_path / "copy")
     for number in range(2):
         options = [*TINY_VIT, "TRAIN.NUM_EPOCHS=1", POINT, *swept.format(number).split()]
-        argv = ["-dataset=folder", f"-data_path={images}", "-batch_size=64", f"-output={tmp_path}/{number}"]
+        argv = cli(f"-dataset=folder -data_path={images} -batch_size=64 -output={tmp_path}/{number}")
         shutil.copytree(train([*argv, "-opts", *options]), sweep / f"RUN={number}-20260102-12-00")
     (sweep / "sweep.json").write_text("{}")
     for split in splits:
-        argv = ["-dataset=folder", f"-data_path={copy}", f"-split={split}", f"-resume={sweep}"]
+        argv = cli(f"-dataset=folder -data_path={copy} -split={split} -resume={sweep}")
         if "FOLD" not in swept:
             evaluate(tmp_path / "eval", *argv)
             continue
@@ -137,15 +139,15 @@ def test_a_copy_of_the_training_images_gives_no_figures_of_folds_and_no_threshol
     assert not (sweep / MEAN).exists()
 
 
-@pytest.mark.parametrize("multi_label", [False, True])
+@mark.parametrize("multi_label", [False, True])
 def test_the_mean_is_of_probabilities(multi_label, cpu):
-    logits = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)) * 9
+    logits = torch.randn(3, 5, 4, generator=seeded(0)) * 9
     evaluator = Evaluator(nn.Identity(), None, None, cpu, multi_label=multi_label)
     models = [nn.Sequential() for _ in logits]
     for model, of_model in zip(models, logits, strict=True):
         model.forward = lambda images, fixed=of_model: fixed
     found = MeanOfModels([(evaluator, model) for model in models])(torch.zeros(5))
     if multi_label:
-        torch.testing.assert_close(found.sigmoid(), logits.sigmoid().mean(0))
+        assert_close(found.sigmoid(), logits.sigmoid().mean(0))
     else:
-        torch.testing.assert_close(found.softmax(-1), logits.softmax(-1).mean(0))
+        assert_close(found.softmax(-1), logits.softmax(-1).mean(0))

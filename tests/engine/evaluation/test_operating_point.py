@@ -5,9 +5,23 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-import pytest
 import torch
-from conftest import CPU, TINY_VIT, cells_of, config_for, each_value, evaluate, log_of, refused, run_here, train
+from conftest import (
+    CPU,
+    TINY_VIT,
+    cells_of,
+    cli,
+    config_for,
+    each_value,
+    evaluate,
+    log_of,
+    refused,
+    run_here,
+    seeded,
+    train,
+)
+from numpy.random import default_rng
+from pytest import approx, mark
 from scipy.special import expit
 from scipy.stats import beta
 from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
@@ -37,7 +51,7 @@ def point_of(label: int = 1, **goal: float | str) -> OperatingPoint:
 
 def drawn(seed: int, classes: int, multi_label: bool = False) -> SampleResults:
     """Of 120 samples with many equal scores."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     targets = torch.randint(0, classes, (120,), generator=generator)
     one_hot = torch.eye(classes)[targets]
     logits = (torch.randn(120, classes, generator=generator) + 1.5 * one_hot).round(decimals=seed % 2)
@@ -47,9 +61,9 @@ def drawn(seed: int, classes: int, multi_label: bool = False) -> SampleResults:
 GOALS = [{"specificity": 0.95}, {"specificity": 0.5}, {"sensitivity": 0.9}, {"sensitivity": 1}, {"specificity": 0.999}]
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("kind", [(2, False), (4, False), (3, True)])
-@pytest.mark.parametrize("goal", GOALS)
+@mark.parametrize("seed", range(2))
+@mark.parametrize("kind", [(2, False), (4, False), (3, True)])
+@mark.parametrize("goal", GOALS)
 def test_the_point_is_the_best_one_of_scikit_learns_curve(seed, kind, goal):
     """Also when it is applied as a file has it."""
     results = drawn(seed, *kind)
@@ -66,15 +80,15 @@ def test_the_point_is_the_best_one_of_scikit_learns_curve(seed, kind, goal):
         assert found["threshold"] is found["sensitivity"] is None
         return
     best = np.lexsort((figures[name], figures[other], possible))[-1]
-    assert (found[name], found[other]) == pytest.approx((100 * figures[name][best], 100 * figures[other][best]))
+    assert (found[name], found[other]) == approx((100 * figures[name][best], 100 * figures[other][best]))
     lower = scores[scores < thresholds[best]]
-    assert found["threshold"] == pytest.approx(np.mean([thresholds[best], max(lower, default=thresholds[best])]))
+    assert found["threshold"] == approx(np.mean([thresholds[best], max(lower, default=thresholds[best])]))
     (rest, wrong), (missed, hits) = found["confusion"]
     limits = wilson(hits / (hits + missed), hits + missed)
-    assert found["sensitivity_interval"] == pytest.approx([100 * limit for limit in limits])
-    assert found["specificity"] == pytest.approx(100 * rest / (rest + wrong))
+    assert found["sensitivity_interval"] == approx([100 * limit for limit in limits])
+    assert found["specificity"] == approx(100 * rest / (rest + wrong))
     limits = wilson(rest / (rest + wrong), rest + wrong)
-    assert found["specificity_interval"] == pytest.approx([100 * limit for limit in limits])
+    assert found["specificity_interval"] == approx([100 * limit for limit in limits])
 
 
 FEW_IMAGES = """
@@ -88,7 +102,7 @@ goal | ill | well | is_told
 
 
 @each_value(FEW_IMAGES)
-@pytest.mark.parametrize("is_multi_hot", [False, True])
+@mark.parametrize("is_multi_hot", [False, True])
 def test_a_goal_that_the_images_cannot_resolve_is_told(goal, ill, well, is_told, is_multi_hot):
     targets = np.repeat([0, 1], [well, ill])
     if is_multi_hot:
@@ -145,7 +159,7 @@ WORSE_THAN_NONE = """
 """
 
 
-@pytest.mark.parametrize("labels, goal, expected", cells_of(WORSE_THAN_NONE))
+@mark.parametrize("labels, goal, expected", cells_of(WORSE_THAN_NONE))
 def test_a_point_without_a_hit_and_one_that_predicts_all_are_none(labels, goal, expected):
     targets = torch.tensor([*map(int, labels.split())])
     scores = torch.stack([torch.zeros(5), torch.arange(5, 0, -1.0)], 1)
@@ -154,7 +168,7 @@ def test_a_point_without_a_hit_and_one_that_predicts_all_are_none(labels, goal, 
     assert results.used_point.is_chosen
     found = figures_at(results, results.used_point)
     assert (found["threshold"] is None) == (expected == "")
-    assert found["sensitivity"] == (pytest.approx(float(expected), abs=0.01) if expected else None)
+    assert found["sensitivity"] == (approx(float(expected), abs=0.01) if expected else None)
 
 
 def test_files_name_the_goal_apart_from_measured_figures_and_files_of_before_are_read():
@@ -186,11 +200,11 @@ def test_a_threshold_between_two_neighbours_of_float32_parts_them(tmp_path):
         assert [row["decision"] for row in read_csv_rows(tmp_path / "predictions.csv")] == ["well", "ill"] * 2
 
 
-@pytest.mark.parametrize("rule", [None, "any"])
+@mark.parametrize("rule", [None, "any"])
 def test_a_point_of_groups_is_the_one_of_their_means(rule):
     """A group with different labels counts only with `any`, then as ill."""
     results = drawn(1, 3)
-    patients = np.random.default_rng(0).integers(0, 25, 120)
+    patients = default_rng(0).integers(0, 25, 120)
     targets = np.where(patients % 9 == 0, results.targets, patients % 3)
     point = point_of(specificity=0.5, groups=rule)
     results = replace(results, targets=targets, groups=patients.astype(str), point=point)
@@ -202,7 +216,7 @@ def test_a_point_of_groups_is_the_one_of_their_means(rule):
     grouped = mean_by_group(replace(results, point=results.used_point))
     assert list(grouped.errors.values()) == [MIXED_LABELS] * (len(groups) - len(kept))
     assert len(grouped.readable) == len(kept)
-    assert figures_at(grouped, grouped.point)["sensitivity"] == pytest.approx(100 * true[1 - false >= 0.5].max())
+    assert figures_at(grouped, grouped.point)["sensitivity"] == approx(100 * true[1 - false >= 0.5].max())
 
 
 GOAL = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
@@ -218,7 +232,7 @@ def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports
         scores = temper(saved["scores"], summary["calibrated"]["temperature"], multi_label=False)
         expected = scores[:, 3] >= found["threshold"]
         labels = saved["labels"]
-    assert found["sensitivity"] == pytest.approx(100 * expected[labels == 3].mean())
+    assert found["sensitivity"] == approx(100 * expected[labels == 3].mean())
     exported = tmp_path / "a.safetensors"
     export([str(folder), "-format=safetensors", f"-output={exported}", "-no_check"])
     for weights in (folder / "best.pth", exported):
@@ -274,7 +288,7 @@ def test_an_unknown_class_is_named(digits_argv):
         run_here(*digits_argv, GOAL.replace("3", "ill"))
 
 
-@pytest.mark.parametrize(("typed", "label"), [("008", 1), ("8", 1), ("1.50", 2), ("true", 3), ("'007'", 0)])
+@mark.parametrize("typed, label", [("008", 1), ("8", 1), ("1.50", 2), ("true", 3), ("'007'", 0)])
 def test_a_class_is_found_by_the_value_that_yaml_reads(typed, label):
     config = config_for("-opts", f"EVAL.OPERATING_POINT={{class: {typed}, specificity: 0.9}}")
     names = ["007", "008", "1.50", "true", "7"]
@@ -292,7 +306,7 @@ def counted_by_pandas(images: pd.DataFrame, column: str) -> pd.DataFrame:
     return pd.DataFrame({"images": rows.size(), "needs_review": rows.needs_review.sum()})
 
 
-@pytest.mark.parametrize(("thresholds", "labels"), [(None, ["a", "b"]), ([0.0, 0.0], ["a | b", "b"])])
+@mark.parametrize("thresholds, labels", [(None, ["a", "b"]), ([0.0, 0.0], ["a | b", "b"])])
 def test_without_a_decision_the_predicted_classes_are_counted(thresholds, labels, tmp_path):
     samples = Noise(["1.jpg", "2.jpg", "3.jpg"])
     samples.arrays |= to_arrays(StringPacker(["g"] * 3).strings(), "groups")
@@ -313,7 +327,7 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     point = "EVAL.OPERATING_POINT={class: ill, sensitivity: 0.8}"
     keys = [*TINY_VIT, "MODEL.NUM_CLASSES=2", "DATA.VAL_FRACTION=0.5", "MODEL.TUNE=probe"]
     groups = r"DATA.GROUPS=(P\d+)_"
-    flags = [f"-output={tmp_path / 'out'}", f"-data_path={tmp_path / 'data'}", "-dataset=folder", "-batch_size=8"]
+    flags = cli(f"-output={tmp_path / 'out'} -data_path={tmp_path / 'data'} -dataset=folder -batch_size=8")
     folder = train([*flags, "-opts", *keys, groups, point, "EVAL.BEST_METRIC=auroc"])
     temperature = read_json(folder / "evaluation/summary.json")["calibrated"]["temperature"]
     with np.load(folder / "evaluation/scores.npz") as saved:
@@ -325,7 +339,7 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     mixed = patients[~patients.ill.isin([0, 1])]
     patients = patients.drop(mixed.index)
     summary = read_json(folder / "evaluation/groups/summary.json")
-    assert summary["auroc"] == pytest.approx(100 * roc_auc_score(patients.ill, patients.p))
+    assert summary["auroc"] == approx(100 * roc_auc_score(patients.ill, patients.p))
     assert (summary["samples"], summary["unreadable"]) == (len(patients), len(mixed))
     used = summary["operating_point"]
     chosen = patients.p >= expit(used["threshold"])
@@ -338,7 +352,7 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     run_here("-predict", str(tmp_path / "data"), f"-resume={folder}", f"-output={tmp_path / 'p'}", "-opts", review)
     images = pd.read_csv(tmp_path / "p/predictions.csv")
     of_image = expit(read_json(folder / "evaluation/summary.json")["operating_point"]["threshold"])
-    assert images.decision_threshold.tolist() == pytest.approx([of_image] * 240, abs=1e-6)
+    assert images.decision_threshold.tolist() == approx([of_image] * 240, abs=1e-6)
     printed = capsys.readouterr().out
     assert all(f"from p {one:.4g} on" in printed for one in (of_image, expit(used["threshold"])))
     ill = np.where(images.class_1 == "ill", images.probability_1, images.probability_2)
@@ -351,7 +365,7 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     found = pd.read_csv(tmp_path / "p/groups.csv", index_col="group")
     assert found.index.tolist() == means.index.tolist()
     assert found.images.tolist() == [4] * 60
-    assert found.ill.tolist() == pytest.approx(means.tolist(), abs=2e-6)
+    assert found.ill.tolist() == approx(means.tolist(), abs=2e-6)
     assert (found.decision == np.where(found.ill >= expit(used["threshold"]), "ill", "well")).all()
     table = images.assign(patient=images.path.str.extract(r"(P\d+)_")[0])[["path", "patient"]]
     table.to_csv(tmp_path / "new.csv", index=False)

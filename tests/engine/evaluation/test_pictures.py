@@ -5,10 +5,10 @@ import random
 from pathlib import Path
 
 import numpy as np
-import pytest
-import timm
 import torch
 from PIL import Image
+from pytest import mark
+from timm import create_model
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
 from torch import Tensor, nn
@@ -68,7 +68,7 @@ KINDS = {  # options, the tokens of the output, the tokens before the patches
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@mark.parametrize("kind", KINDS)
 def test_rollout_is_the_product_over_the_layers(kind, cpu):
     options, outputs, prefix = KINDS[kind]
     model, images = tiny_vit(**options), torch.randn(2, 3, 32, 32)
@@ -100,15 +100,15 @@ def test_a_map_is_laid_over_the_picture(tmp_path, cpu):
 WINDOWS = {"img_size": 64, "window_size": 2, "embed_dim": 24, "depths": (1, 1, 1, 1)}
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "options",
     [
-        None, {"block_fn": ParallelThingsBlock}, {"global_pool": "map"}, {"pools": "token_avg"},
-    ],
+        None, {"block_fn": ParallelThingsBlock}, {"global_pool": "map"}, {"pools": "token_avg"}
+    ]
 )  # fmt: skip
 def test_models_whose_output_is_no_rollout_say_so(options, cpu, monkeypatch):
     """No identity of all patches is made for them: at 512 pixels it would take gigabytes."""
-    model = timm.create_model("resnet18") if options is None else tiny_vit(**options)
+    model = create_model("resnet18") if options is None else tiny_vit(**options)
     monkeypatch.setattr(torch, "eye", None)
     found = attention_rollout(model.eval(), torch.randn(1, 3, 32, 32), evaluator_for(cpu))
     assert f"attention maps need a ViT{' with one attention per block' if options else ': '}" in found
@@ -129,12 +129,12 @@ def test_the_gradient_is_that_of_finite_differences(cpu):
     assert images.grad is None
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "cells"),
+@mark.parametrize(
+    "name, options, cells",
     [("swinv2_tiny_window8_256", WINDOWS, 14), ("deit_tiny_distilled_patch16_224", {"img_size": 32, "depth": 2}, 2)],
 )
 def test_every_kind_of_model_has_maps(name, options, cells, cpu):
-    model = timm.create_model(name, num_classes=5, **options).eval()
+    model = create_model(name, num_classes=5, **options).eval()
     nn.init.normal_(next(model.head.parameters()))
     images = torch.randn(2, 3, options["img_size"], options["img_size"])
     with torch.inference_mode():
@@ -159,7 +159,7 @@ def test_the_names_of_files_are_safe_and_unique(monkeypatch):
     assert files[9] == "explanations/000009-Hüte.png"
 
 
-@pytest.mark.parametrize("resize, crop_pct", [("crop", 0.8), ("crop", 1.25), ("squash", 1), ("pad", 1)])
+@mark.parametrize("resize, crop_pct", [("crop", 0.8), ("crop", 1.25), ("squash", 1), ("pad", 1)])
 def test_the_crop_of_a_whole_map_is_the_map_of_the_crop(resize, crop_pct):
     """Outside of the crop it is 0, so that the spots are where the model has found them."""
     data = Data.model_validate({"IMAGE_SIZE": [32, 32], "RESIZE": resize, "CROP_PCT": crop_pct})

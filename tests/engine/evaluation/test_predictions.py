@@ -3,6 +3,7 @@
 import csv
 
 import numpy as np
+from numpy.random import default_rng
 
 from configs.flags import Prediction
 from datasets.sources.samples import Samples
@@ -14,7 +15,7 @@ from utils.distributed import single_process
 def test_numbers_of_all_classes_are_those_of_python(tmp_path, monkeypatch):
     """Also where the seventh digit is a tie: 1/128 is 0.0078125."""
     monkeypatch.setattr(Samples, "listed_name", lambda self, index: "a.jpg")
-    random = np.random.default_rng(0)
+    random = default_rng(0)
     middles = (random.integers(0, 10**6, 2000) + 0.5) / 1e6
     small = 10 ** random.uniform(-9, 0, 2000)
     values = np.concatenate([np.arange(129) / 128, middles, small, random.random(2000), [2**-24, 1 - 2**-24]])

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-import pytest
 import torch
 import torch.nn.functional as F
+from conftest import seeded
+from numpy.random import default_rng
+from pytest import approx, fixture, mark
 from scipy.special import expit
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import (
@@ -47,10 +49,10 @@ CLASSES = 7
 UNREADABLE = (3, 50, 199)
 
 
-@pytest.fixture
+@fixture
 def evaluated() -> tuple[SampleResults, Tensor, Tensor]:
     """Results of 200 samples of 6 of 7 classes, three of them unreadable; logits and targets of the others."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     logits = torch.randn(200, CLASSES, generator=generator)
     targets = torch.randint(0, CLASSES - 1, (200,), generator=generator)
     logits[torch.arange(200), targets] += 1
@@ -94,11 +96,11 @@ def exact_odds(logits: Tensor) -> np.ndarray:
     return (logits.double().numpy() - others).astype(np.float32)
 
 
-@pytest.mark.parametrize("classes", [2, 5])
-@pytest.mark.parametrize(("scale", "decimals"), [(1, 0), (1, 3), (40, 3)])
+@mark.parametrize("classes", [2, 5])
+@mark.parametrize("scale, decimals", [(1, 0), (1, 3), (40, 3)])
 def test_medical_and_ordinal_figures_are_those_of_scikit_learn(classes, scale, decimals):
     """With ties, a class without samples, one that is never predicted, and probabilities of 1 in float32."""
-    generator = torch.Generator().manual_seed(classes)
+    generator = seeded(classes)
     logits = (scale * torch.randn(300, classes, generator=generator)).round(decimals=decimals)
     targets = torch.randint(0, classes, (300,), generator=generator)
     if classes > 2:
@@ -112,16 +114,16 @@ def test_medical_and_ordinal_figures_are_those_of_scikit_learn(classes, scale, d
     targets = targets[2:]
     present = [label for label in labels if (targets == label).any()]
     areas = [100 * roc_auc_score(targets == label, scores[:, label]) for label in present]
-    assert results.ranking.auroc[present] == pytest.approx(areas, rel=1e-12)
+    assert results.ranking.auroc[present] == approx(areas, rel=1e-12)
     assert np.isnan(np.delete(results.ranking.auroc, present)).all()
     specificities = [100 * recall_score(targets != label, predicted != label) for label in labels]
-    assert figures.specificity == pytest.approx(specificities, rel=1e-12)
+    assert figures.specificity == approx(specificities, rel=1e-12)
     values = results.metrics().values
-    assert values["auroc"] == pytest.approx(np.mean(areas), rel=1e-12)
-    assert values["specificity"] == pytest.approx(np.mean([specificities[label] for label in present]), rel=1e-12)
+    assert values["auroc"] == approx(np.mean(areas), rel=1e-12)
+    assert values["specificity"] == approx(np.mean([specificities[label] for label in present]), rel=1e-12)
     for weights in ("linear", "quadratic"):
         expected = 100 * cohen_kappa_score(targets, predicted, labels=list(labels), weights=weights)
-        assert values[f"{weights}_kappa"] == pytest.approx(expected, rel=1e-9, abs=1e-9)
+        assert values[f"{weights}_kappa"] == approx(expected, rel=1e-9, abs=1e-9)
 
 
 def test_kappa_of_one_predicted_class_is_exactly_0():
@@ -131,7 +133,7 @@ def test_kappa_of_one_predicted_class_is_exactly_0():
         assert values["linear_kappa"] == values["quadratic_kappa"] == 0
 
 
-@pytest.mark.filterwarnings("error::RuntimeWarning")
+@mark.filterwarnings("error::RuntimeWarning")
 def test_a_figure_that_is_not_defined_is_null_and_never_the_best(tmp_path, cpu):
     """Images of one class, which is predicted for all: no other class to rank against, no disagreement by chance."""
     results = results_of(torch.tensor([[9.0, 0.0]] * 4), torch.zeros(4, dtype=torch.int64))
@@ -149,19 +151,19 @@ def test_a_figure_that_is_not_defined_is_null_and_never_the_best(tmp_path, cpu):
     assert (cat["specificity"], cat["auroc"], dog["specificity"], dog["auroc"]) == ("", "", "100.0000", "")
 
 
-@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")  # of balanced_accuracy_score
+@mark.filterwarnings("ignore:y_pred contains classes not in y_true")  # of balanced_accuracy_score
 def test_figures_of_the_readable_samples_and_of_their_classes_are_those_of_scikit_learn(evaluated):
     results, logits, targets = evaluated
     metrics = results.metrics()
     assert metrics.samples == 197
-    assert metrics.loss == pytest.approx(F.cross_entropy(logits, targets).item())
+    assert metrics.loss == approx(F.cross_entropy(logits, targets).item())
     predicted = logits.argmax(-1)
     figures = class_figures(results, CLASSES)
     expected = precision_recall_fscore_support(targets, predicted, labels=np.arange(CLASSES), zero_division=0)
     assert figures.count.tolist() == expected[3].tolist()
     assert figures.predicted.tolist() == np.bincount(predicted, minlength=CLASSES).tolist()
     for values, theirs in zip((figures.precision, figures.recall, figures.f1), expected, strict=False):
-        assert np.nan_to_num(values) == pytest.approx(100 * theirs)
+        assert np.nan_to_num(values) == approx(100 * theirs)
     assert np.isnan(figures.precision[5])
     assert figures.recall[5] == figures.f1[5] == 0  # never predicted
     assert np.isnan([figures.recall[6], figures.f1[6], figures.top5[6]]).all()  # no samples
@@ -173,7 +175,7 @@ def test_figures_of_the_readable_samples_and_of_their_classes_are_those_of_sciki
         "balanced_accuracy": balanced_accuracy_score(targets, predicted),
         "min_recall": recall.min(),
     }
-    assert {name: metrics.values[name] / 100 for name in of_all} == pytest.approx(of_all)
+    assert {name: metrics.values[name] / 100 for name in of_all} == approx(of_all)
 
 
 def test_the_calibration_of_each_label_is_that_of_scikit_learn(tmp_path, cpu):
@@ -196,27 +198,27 @@ def test_the_calibration_of_each_label_is_that_of_scikit_learn(tmp_path, cpu):
         counts = np.histogram(of_label, 15, (0, 1))[0]
         assert [int(row["count"]) for row in bins] == counts.tolist()
         filled = [row for row in bins if row["count"] != "0"]
-        assert floats(filled, "accuracy") == pytest.approx(100 * shares, abs=1e-4)
-        assert floats(filled, "confidence") == pytest.approx(100 * means, abs=1e-4)
+        assert floats(filled, "accuracy") == approx(100 * shares, abs=1e-4)
+        assert floats(filled, "confidence") == approx(100 * means, abs=1e-4)
         errors.append(100 * (counts[counts > 0] * np.abs(shares - means)).sum() / len(is_true))
     classes = read_csv_rows(tmp_path / "per_class.csv")
-    assert floats(classes, "ece") == pytest.approx(errors[1:], abs=1e-4)
-    assert floats(classes, "probability") == pytest.approx(100 * probabilities.mean(0), abs=1e-4)
-    assert summary["ece"] == pytest.approx(np.mean(errors[1:]), rel=1e-5)
+    assert floats(classes, "ece") == approx(errors[1:], abs=1e-4)
+    assert floats(classes, "probability") == approx(100 * probabilities.mean(0), abs=1e-4)
+    assert summary["ece"] == approx(np.mean(errors[1:]), rel=1e-5)
     assert len(files.values["calibration"]) == 15  # the page has those of all labels
 
 
 def test_accuracy_by_coverage_of_a_closed_form():
     """Of 1000 samples the 500 most confident ones are right: the accuracy is 100%, then 500 of the covered ones."""
-    confidences = np.random.default_rng(0).permutation(np.linspace(0.1, 1, 1000, dtype=np.float32))
+    confidences = default_rng(0).permutation(np.linspace(0.1, 1, 1000, dtype=np.float32))
     targets = np.where(confidences > np.median(confidences), 0, 1)
     results = SampleResults(targets, np.zeros((1000, 1), np.int32), confidences[:, None], confidences)
     threshold, covered, accuracy = coverage(results).T
     assert len(covered) == 100
     assert covered[-1] == 100
     assert (np.diff(covered) > 0).all()
-    assert covered == pytest.approx([100 * (confidences >= np.float32(t / 100) - 1e-6).mean() for t in threshold])
-    assert accuracy == pytest.approx(np.minimum(100, 5000 / covered))
+    assert covered == approx([100 * (confidences >= np.float32(t / 100) - 1e-6).mean() for t in threshold])
+    assert accuracy == approx(np.minimum(100, 5000 / covered))
     equal = replace(results, probabilities=np.full((1000, 1), 0.25, np.float32))
     assert coverage(equal).tolist() == [[25, 100, 50]]
 
@@ -243,7 +245,7 @@ def results_for(targets: Tensor, logits: Tensor) -> SampleResults:
 
 def random_case(seed: int = 0) -> tuple[Tensor, Tensor]:
     """Multi-hot targets int8 (N, C), of which the last class has no positive, and logits."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     targets = (torch.rand((N, C), generator=generator) < torch.linspace(0.5, 0.05, C)).to(torch.int8)
     targets[:, -1] = 0
     return targets, targets + 2 * torch.randn((N, C), generator=generator)
@@ -255,22 +257,22 @@ def highest_f1(targets: Tensor, scores: Tensor) -> float:
     return 100 * np.max(2 * precision * recall / np.maximum(precision + recall, 1e-9))
 
 
-@pytest.mark.parametrize("ties", [False, True])
+@mark.parametrize("ties", [False, True])
 def test_the_mean_over_the_classes_with_positives_is_that_of_scikit_learn(ties):
     targets, logits = random_case()
     logits = logits.round() if ties else logits
     metrics = results_for(targets, logits).metrics()
     counted = targets[:, :-1].numpy(), logits[:, :-1].numpy()
     expected = average_precision_score(*counted, average="macro")
-    assert metrics.values["mean_ap"] == metrics.score == pytest.approx(100 * expected)
-    assert metrics.loss == pytest.approx(F.binary_cross_entropy_with_logits(logits, targets.float()).item(), rel=1e-6)
-    assert metrics.values["auroc"] == pytest.approx(100 * roc_auc_score(*counted, average="macro"))
+    assert metrics.values["mean_ap"] == metrics.score == approx(100 * expected)
+    assert metrics.loss == approx(F.binary_cross_entropy_with_logits(logits, targets.float()).item(), rel=1e-6)
+    assert metrics.values["auroc"] == approx(100 * roc_auc_score(*counted, average="macro"))
     assert metrics.samples == N
     assert np.isnan(results_for(torch.zeros_like(targets), logits).ranking.mean_average_precision)
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("ties", [False, True])
+@mark.parametrize("seed", range(2))
+@mark.parametrize("ties", [False, True])
 def test_f1_of_several_labels_is_that_of_scikit_learn_and_timm(seed, ties):
     """At logit 0, and at the thresholds of the highest F1: no other one is better, also when they are given."""
     targets, logits = random_case(seed)
@@ -283,24 +285,24 @@ def test_f1_of_several_labels_is_that_of_scikit_learn_and_timm(seed, ties):
     found = given.metrics().values
     for kind, name in (("micro", "micro_f1"), ("samples", "sample_f1")):
         expected = f1_score(targets, logits >= 0, average=kind, zero_division=0)
-        assert found[name] == pytest.approx(100 * expected) == pytest.approx(theirs[name])
+        assert found[name] == approx(100 * expected) == approx(theirs[name])
     best = results_for(targets, logits)
     precision, recall, f1, _ = precision_recall_fscore_support(targets, best.predicted, zero_division=0)
     figures = best.per_class
     for name, expected in (("precision", precision), ("recall", recall), ("f1", f1)):
-        assert getattr(figures, name)[:-1] == pytest.approx(100 * expected[:-1])
-        assert best.metrics().values[name.replace("f1", "macro_f1")] == pytest.approx(100 * expected[:-1].mean())
+        assert getattr(figures, name)[:-1] == approx(100 * expected[:-1])
+        assert best.metrics().values[name.replace("f1", "macro_f1")] == approx(100 * expected[:-1].mean())
     assert np.isnan(figures.f1[-1])
     for label in range(C - 1):
-        assert figures.f1[label] == pytest.approx(highest_f1(targets[:, label], logits[:, label]))
+        assert figures.f1[label] == approx(highest_f1(targets[:, label], logits[:, label]))
     assert best.used_thresholds[-1] == 0  # without a positive sample
     again = replace(best, thresholds=np.array(best.metrics().decision.thresholds))
     assert (again.predicted == best.predicted).all()
     assert again.metrics() == best.metrics()
 
 
-@pytest.mark.parametrize(
-    ("logits", "positive"),
+@mark.parametrize(
+    "logits, positive",
     [
         ([-20, 9, 8], [1, 1, 1]),  # all have the label
         ([0.3] * 4, [1, 0, 1, 0]),
@@ -315,7 +317,7 @@ def test_exactly_the_images_from_the_best_score_on_are_predicted(logits, positiv
     targets = torch.tensor(positive, dtype=torch.int8)[:, None]
     scores = torch.tensor(logits)[:, None].float()
     results = results_for(targets, scores)
-    assert results.metrics().values["macro_f1"] == pytest.approx(highest_f1(targets, scores[:, 0]))
+    assert results.metrics().values["macro_f1"] == approx(highest_f1(targets, scores[:, 0]))
     again = replace(results, thresholds=np.array(stored_decision(results).thresholds))
     assert (again.predicted == results.predicted).all()
 
@@ -323,12 +325,12 @@ def test_exactly_the_images_from_the_best_score_on_are_predicted(logits, positiv
 def test_thresholds_of_an_older_file_are_probabilities():
     """0.5 and 1: reached by logits of 0 and from about 17.3 on, whose sigmoid is 1 in float32; 1e-300: by all."""
     logits = read_decision({"thresholds": [0.5, 1.0, 1e-300, 0.9]}).thresholds
-    assert logits == pytest.approx([0, 17.3287, -690.7755, np.log(9)], rel=1e-5)
+    assert logits == approx([0, 17.3287, -690.7755, np.log(9)], rel=1e-5)
     assert read_decision({"thresholds": None}).thresholds is None
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("decimals", [0, 3])
+@mark.parametrize("seed", range(2))
+@mark.parametrize("decimals", [0, 3])
 def test_operating_points_are_those_of_scikit_learns_curve(seed, decimals, tmp_path, cpu):
     """Of several labels and of two classes, with ties; NaN without samples of the class or others."""
     targets, logits = random_case(seed)
@@ -341,24 +343,24 @@ def test_operating_points_are_those_of_scikit_learns_curve(seed, decimals, tmp_p
         wrong, sensitivity, _ = roc_curve(is_own, scores, drop_intermediate=False)
         expected = [sensitivity[wrong <= 1 - point + 1e-9].max() for point in (0.9, 0.95)]
         expected += [1 - wrong[sensitivity >= point - 1e-9].min() for point in (0.9, 0.95)]
-        assert results.ranking.operating[:, label] == pytest.approx(100 * np.array(expected))
+        assert results.ranking.operating[:, label] == approx(100 * np.array(expected))
     assert np.isnan(several.ranking.operating[:, -1]).all()
     files_for(tmp_path, ["no", "yes"], IMAGES, cpu).write(two.metrics(), two, None)
     row = read_csv_rows(tmp_path / "per_class.csv")[1]
     points = [float(value) for name, value in row.items() if "_at_" in name]
-    assert points == pytest.approx(two.ranking.operating[:, 1], abs=1e-4)
+    assert points == approx(two.ranking.operating[:, 1], abs=1e-4)
 
 
 def test_a_score_that_is_not_a_number_is_the_lowest():
     targets, scores = np.array([[1], [0], [0]], dtype=np.int8), np.array([[np.nan], [1], [-5]], dtype=np.float32)
-    assert rank_samples(targets, scores, np.arange(len(targets))).average_precision.tolist() == pytest.approx([100 / 3])
+    assert rank_samples(targets, scores, np.arange(len(targets))).average_precision.tolist() == approx([100 / 3])
 
 
-@pytest.mark.parametrize("classes", [2, 4])
-@pytest.mark.parametrize("multi_label", [False, True])
+@mark.parametrize("classes", [2, 4])
+@mark.parametrize("multi_label", [False, True])
 def test_groups_and_folds_have_the_figures_of_pandas_and_scikit_learn(classes, multi_label, tmp_path, cpu):
     """Read again from the files of two folds; a group with different labels does not count for them."""
-    rng = np.random.default_rng(classes)
+    rng = default_rng(classes)
     patients = rng.integers(0, 40, 300)
     labels = np.where(np.arange(300) == 7, classes - 1 - patients % classes, patients % classes)  # one is wrong
     logits = torch.from_numpy(rng.normal(size=(300, classes)) + 3 * np.eye(classes)[labels]).float()
@@ -374,7 +376,7 @@ def test_groups_and_folds_have_the_figures_of_pandas_and_scikit_learn(classes, m
         files_for(tmp_path / str(fold), class_names, images, cpu).write(part.metrics(), part, None)
         found, names, of_classes = read_scores(tmp_path / f"{fold}/scores.npz")
         assert (names[3], of_classes) == (f"{fold}/3", class_names)
-        assert found.metrics().values == pytest.approx(part.metrics().values, rel=1e-5)
+        assert found.metrics().values == approx(part.metrics().values, rel=1e-5)
         parts.append(found)
     probabilities = logits.sigmoid() if multi_label else logits.double().softmax(1)
     table = pd.DataFrame(probabilities.double().numpy()).groupby(groups).mean()
@@ -388,17 +390,17 @@ def test_groups_and_folds_have_the_figures_of_pandas_and_scikit_learn(classes, m
     for label in range(classes):
         rows = agrees[:, label] if multi_label else kept
         expected = 100 * roc_auc_score(true[rows, label], table[label][rows])
-        assert grouped.ranking.auroc[label] == pytest.approx(expected, rel=1e-9)
-    assert expit(grouped.scores) == pytest.approx(table.to_numpy(), abs=1e-6)
+        assert grouped.ranking.auroc[label] == approx(expected, rel=1e-9)
+    assert expit(grouped.scores) == approx(table.to_numpy(), abs=1e-6)
     if not multi_label:
         predicted = table.to_numpy()[kept].argmax(1)
-        assert grouped.accuracy(1) == pytest.approx(100 * (predicted == true[kept].argmax(1)).mean())
+        assert grouped.accuracy(1) == approx(100 * (predicted == true[kept].argmax(1)).mean())
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@mark.parametrize("classes", [2, 3])
 def test_the_mean_of_probabilities_of_0_is_0(classes):
     """Of outputs that are merged or masked, in all images of a group or in some; 0.5 without a readable image."""
-    generator = torch.Generator().manual_seed(classes)
+    generator = seeded(classes)
     logits = torch.randn(12, classes, generator=generator)
     logits[:6, 0] = -torch.inf
     logits[6:8, 1] = -torch.inf
@@ -407,18 +409,18 @@ def test_the_mean_of_probabilities_of_0_is_0(classes):
     grouped = mean_by_group(replace(results, groups=groups))
     expected = pd.DataFrame(logits.double().softmax(1).numpy()[:11]).groupby(groups[:11]).mean().to_numpy()
     found = grouped.label_probabilities
-    assert found[:4] == pytest.approx(expected, abs=1e-6)
-    assert found[:4].sum(1) == pytest.approx(np.ones(4), abs=1e-6)
+    assert found[:4] == approx(expected, abs=1e-6)
+    assert found[:4].sum(1) == approx(np.ones(4), abs=1e-6)
     assert (found[:2, 0] == 0).all()
     assert found[4].tolist() == [0.5] * classes
     assert grouped.labels[:4, 0].tolist() == expected.argmax(1).tolist()
     assert grouped.ranking.auroc.shape == (classes,)
 
 
-@pytest.mark.parametrize("top_k", [1, 3, 5, 200])
+@mark.parametrize("top_k", [1, 3, 5, 200])
 def test_of_equal_logits_the_lowest_label_is_first_for_any_number(top_k):
     """Logits of bfloat16, among them -0, infinities and denormal numbers, in the order of a stable sort of numpy."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     logits = (4 * torch.randn(300, 200, generator=generator)).bfloat16().float()
     logits[0] = 0
     logits[1, ::2] = -0.0

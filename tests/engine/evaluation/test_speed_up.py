@@ -2,11 +2,12 @@
 
 import copy
 
-import pytest
-import timm
 import torch
-from conftest import CPU, GREY, ROOT, cells_of, config_for, each_value, evaluate, log_of, read_result, train
+from conftest import CPU, GREY, ROOT, cells_of, cli, config_for, each_value, evaluate, log_of, read_result, train
+from pytest import approx, mark
+from timm import create_model
 from torch import nn
+from torch.testing import assert_close
 
 from engine.evaluation.fast import speed_up
 from engine.precision.policy import Precision
@@ -33,7 +34,7 @@ def test_attention_is_fused_where_that_is_faster_on_a_cpu(place, images, level, 
     amp = [] if level == "O0" else [f"AMP.LEVEL={level}", "AMP.ENABLED=true"]
     config = config_for("-image_size=32", "-opts", f"MODEL.ATTENTION={attention}", *amp)
     precision = Precision(config.amp, CPU.device)
-    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, attn_drop_rate=dropout).eval()
+    model = create_model("vit_tiny_patch16_224", img_size=32, depth=2, attn_drop_rate=dropout).eval()
     two = torch.rand(2, 3, 32, 32)
     select_attention(model, EXPLICIT, CPU.device)
     expected = model(two)
@@ -43,7 +44,7 @@ def test_attention_is_fused_where_that_is_faster_on_a_cpu(place, images, level, 
     else:
         speed_up(model, config, precision, images)
     assert {block.attn.fused_attn for block in model.blocks} == {fused}
-    torch.testing.assert_close(model(two), expected, atol=1e-5, rtol=1e-5)
+    assert_close(model(two), expected, atol=1e-5, rtol=1e-5)
 
 
 CONVERTED = """
@@ -64,7 +65,7 @@ def test_convolutions_are_channels_last_where_that_saves_more_than_its_proof(opt
 
 
 def test_features_prove_a_model_whose_new_head_is_zero_and_keep_its_weights():
-    model = timm.create_model("test_resnet", num_classes=10).eval()
+    model = create_model("test_resnet", num_classes=10).eval()
     nn.init.zeros_(model.fc.weight)
     before = copy.deepcopy(model.state_dict())
     images = torch.randn(2, 3, 64, 64)
@@ -86,15 +87,15 @@ cnn_centred | no folded batch norms
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name, words", cells_of(PLUGINS))
+@mark.slow
+@mark.parametrize("name, words", cells_of(PLUGINS))
 def test_an_evaluation_has_the_figures_of_the_training_of_a_plugins_model(name, words, tmp_path):
     plugin = f"-plugin={ROOT / 'tests/fixtures/fast_paths.py'}"
-    options = [*GREY, "DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0", "TRAIN.NUM_EPOCHS=1", "TRAIN.BASE_LR=1e-3"]
-    argv = ["-dataset=digits", f"-model={name}", f"-output={tmp_path}", "-opts", *options, "EVAL.BEST_METRIC=loss"]
+    options = [*GREY, *cli("DATA.IMAGE_SIZE=8 DATA.CROP_PCT=1.0 TRAIN.NUM_EPOCHS=1 TRAIN.BASE_LR=1e-3")]
+    argv = [*cli(f"-dataset=digits -model={name} -output={tmp_path} -opts"), *options, "EVAL.BEST_METRIC=loss"]
     run = train([plugin, *argv])
     evaluation = evaluate(tmp_path / "eval", plugin, f"-resume={run}")
     assert f"Kernels: {words}" in log_of(evaluation)
     trained = read_result(run)
     assert read_result(evaluation)["top1"] == trained["top1"]
-    assert read_result(evaluation)["loss"] == pytest.approx(trained["loss"], rel=1e-5)
+    assert read_result(evaluation)["loss"] == approx(trained["loss"], rel=1e-5)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, TINY_VIT, evaluate, run_here, train
+from conftest import ROOT, TINY_VIT, cli, evaluate, run_here, train
+from pytest import fixture, mark
 from test_evaluation_files import files_for, read_table
 from test_operating_point import drawn, point_of
 from torch import nn
@@ -15,7 +16,7 @@ from engine.evaluation.suspects import COLUMNS as SUSPECT_COLUMNS
 from scripts import report
 from tests.datasets.sources.source_helpers import write_patients
 
-pytestmark = pytest.mark.usefixtures("few_penalties")
+pytestmark = mark.usefixtures("few_penalties")
 # The columns of texts, by file; all others are of figures
 TEXTS = {
     "confusion.csv": {r"true \ predicted"},
@@ -32,13 +33,13 @@ TEXTS = {
 }
 
 
-@pytest.fixture
+@fixture
 def tables(tmp_path, capsys) -> list[Path]:
     """Of two folds of a probe with groups and an operating point."""
     write_patients(tmp_path / "data", (["ill"] * 4 + ["well"] * 4) * 12)
     keys = [*TINY_VIT, "MODEL.NUM_CLASSES=2", "MODEL.TUNE=probe", "EVAL.SUSPECTS=true", r"DATA.GROUPS=(P\d+)_"]
     keys += ["EVAL.OPERATING_POINT={class: ill, sensitivity: 0.8}", "DATA.FOLDS=2"]
-    flags = ["-dataset=folder", f"-data_path={tmp_path / 'data'}", "-batch_size=8", "-num_workers=0"]
+    flags = cli(f"-dataset=folder -data_path={tmp_path / 'data'} -batch_size=8 -num_workers=0")
     output = tmp_path / "out"
     folds = [
         train([*flags, f"-output={output}", f"-name=fold{fold}", "-opts", *keys, f"DATA.FOLD={fold}"])
@@ -53,13 +54,13 @@ def tables(tmp_path, capsys) -> list[Path]:
     return [*tmp_path.rglob("*.csv")]
 
 
-@pytest.mark.slow
+@mark.slow
 def test_each_column_of_figures_of_a_run_is_read_as_numbers(tables):
     assert {*TEXTS, "per_class.csv", "calibration.csv", "curves.csv"} == {file.name for file in tables}
     assert_numbers(tables)
 
 
-@pytest.mark.parametrize(("classes", "multi_label", "number"), [(2, False, 14), (3, False, 14), (3, True, 8)])
+@mark.parametrize("classes, multi_label, number", [(2, False, 14), (3, False, 14), (3, True, 8)])
 def test_each_column_of_an_evaluation_is_documented_and_its_figures_are_numbers(
     classes, multi_label, number, tmp_path, cpu
 ):
@@ -84,7 +85,7 @@ def test_each_column_of_an_evaluation_is_documented_and_its_figures_are_numbers(
     assert [name for name in SUSPECT_COLUMNS if f"`{name}`" not in suspects] == []
 
 
-def assert_numbers(tables: list[Path]) -> None:
+def assert_numbers(tables: list[Path]):
     pandas = pytest.importorskip("pandas")
     for file in tables:
         read = pandas.read_csv(file)

@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
+from conftest import seeded
+from numpy.random import default_rng
+from pytest import approx, fixture, mark
 from sklearn.metrics import average_precision_score, f1_score, recall_score, roc_auc_score
 from test_results import results_for
 
@@ -23,10 +25,10 @@ N, C = 300, 4
 NAMES = ["ant", "bee", "cat", "dog"]
 
 
-@pytest.fixture
+@fixture
 def unknown() -> SampleResults:
     """A third of the cells is unknown: of the last label all, of ten samples all; three samples are unreadable."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     targets = (torch.rand((N, C), generator=generator) < 0.3).to(torch.int8)
     logits = targets + torch.randn((N, C), generator=generator)
     targets[torch.rand((N, C), generator=generator) < 0.33] = UNKNOWN
@@ -48,25 +50,25 @@ def test_figures_are_those_of_the_known_cells(unknown):
     cells = [cells_of(unknown, label) for label in range(3)]
     precision = [100 * average_precision_score(true, scores) for true, scores, _ in cells]
     f1 = [100 * f1_score(true, predicted) for true, _, predicted in cells]
-    assert unknown.ranking.average_precision[:3] == pytest.approx(precision)
-    assert unknown.ranking.auroc[:3] == pytest.approx([100 * roc_auc_score(*cell[:2]) for cell in cells])
-    assert found.f1[:3] == pytest.approx(f1)
-    assert found.specificity[:3] == pytest.approx([100 * recall_score(1 - t, 1 - p) for t, _, p in cells])
+    assert unknown.ranking.average_precision[:3] == approx(precision)
+    assert unknown.ranking.auroc[:3] == approx([100 * roc_auc_score(*cell[:2]) for cell in cells])
+    assert found.f1[:3] == approx(f1)
+    assert found.specificity[:3] == approx([100 * recall_score(1 - t, 1 - p) for t, _, p in cells])
     assert np.isnan([unknown.ranking.auroc[3], found.f1[3], found.specificity[3]]).all()
-    assert unknown.ranking.mean_average_precision == pytest.approx(np.mean(precision))
-    assert found.macro("f1") == pytest.approx(np.mean(f1))
+    assert unknown.ranking.mean_average_precision == approx(np.mean(precision))
+    assert found.macro("f1") == approx(np.mean(f1))
     true, predicted = (np.concatenate(parts) for parts in list(zip(*cells, strict=True))[::2])
-    assert unknown.f1_of_labels(None) == pytest.approx(100 * f1_score(true, predicted))
+    assert unknown.f1_of_labels(None) == approx(100 * f1_score(true, predicted))
     is_known = unknown.targets >= 0
     true, predicted = (np.where(is_known, cells > 0, False) for cells in (unknown.targets, unknown.predicted))
     rows = is_known.any(1)
     of_images = f1_score(true[rows], predicted[rows], average="samples", zero_division=0)
-    assert unknown.f1_of_labels(1) == pytest.approx(100 * of_images)
+    assert unknown.f1_of_labels(1) == approx(100 * of_images)
     logits = torch.from_numpy(unknown.scores[is_known])
     loss = F.binary_cross_entropy_with_logits(logits, torch.from_numpy(unknown.targets[is_known]).float())
-    assert unknown.mean_loss == pytest.approx(loss.item())
+    assert unknown.mean_loss == approx(loss.item())
     values = unknown.metrics().values
-    assert values["mean_ap"] == pytest.approx(np.mean(precision))
+    assert values["mean_ap"] == approx(np.mean(precision))
     assert all(np.isfinite(value) for value in values.values())
 
 
@@ -79,19 +81,19 @@ def test_an_operating_point_and_the_auroc_of_a_class(unknown):
     chosen = point.model_copy(update={"is_chosen": True, "threshold": threshold})
     true, scores, _ = cells_of(unknown, 1)
     found = figures_at(unknown, chosen)
-    assert found["sensitivity"] == pytest.approx(100 * recall_score(true, scores >= threshold))
-    assert found["specificity"] == pytest.approx(100 * recall_score(true, scores >= threshold, pos_label=0))
+    assert found["sensitivity"] == approx(100 * recall_score(true, scores >= threshold))
+    assert found["specificity"] == approx(100 * recall_score(true, scores >= threshold, pos_label=0))
     assert np.sum(found["confusion"]) == len(true)
-    assert ranking_of(unknown, 1, NAMES)["auroc"] == pytest.approx(100 * roc_auc_score(true, scores))
+    assert ranking_of(unknown, 1, NAMES)["auroc"] == approx(100 * roc_auc_score(true, scores))
 
 
-@pytest.mark.parametrize("rule", [None, "any"])
+@mark.parametrize("rule", [None, "any"])
 def test_each_label_of_a_group_is_decided_alone(rule):
     """By hand: by the images of which it is known, if they agree, and of the class of a point with `any` by each.
 
     The thresholds of F1 are of the images, as in an evaluation of the weights.
     """
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     patients = rng.integers(0, 40, 120).astype(str)
     targets = rng.choice(np.array([0, 0, 1, UNKNOWN], np.int8), (120, 3))
     results = results_for(torch.from_numpy(targets), torch.from_numpy(rng.normal(size=(120, 3))).float())
@@ -117,14 +119,14 @@ def test_each_label_of_a_group_is_decided_alone(rule):
     for label in (0, 2):
         is_known = expected[:, label] != UNKNOWN
         auroc = roc_auc_score(expected[is_known, label], means[is_known, label])
-        assert grouped.ranking.auroc[label] == pytest.approx(100 * auroc)
+        assert grouped.ranking.auroc[label] == approx(100 * auroc)
         is_called = means[:, label] >= 1 / (1 + np.exp(-results.used_thresholds[label]))  # of the images
         f1 = f1_score(expected[is_known, label], is_called[is_known])
-        assert grouped.per_class.f1[label] == pytest.approx(100 * f1)
+        assert grouped.per_class.f1[label] == approx(100 * f1)
 
 
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("others", [[], [[0, 0]]])
+@mark.filterwarnings("error")
+@mark.parametrize("others", [[], [[0, 0]]])
 def test_a_figure_of_groups_without_a_label_is_undefined(others, tmp_path):
     """Of two groups whose images differ on all labels, and of a third one without labels."""
     targets = torch.tensor([[1, 0], [0, 1], [0, 1], [1, 0], *others], dtype=torch.int8)
@@ -153,4 +155,4 @@ def test_tables_and_scores(unknown, tmp_path):
     assert sum(int(row["count"]) for row in bins) == (unknown.targets[:, 0] >= 0).sum()
     again, _, _ = read_scores(tmp_path / "scores.npz")
     assert np.array_equal(again.targets, unknown.targets[unknown.readable])
-    assert again.metrics().values == pytest.approx(unknown.metrics().values)
+    assert again.metrics().values == approx(unknown.metrics().values)

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import assert_same_state, cells_of
+from numpy.random import default_rng
+from pytest import approx, fixture, mark
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
+from torch.testing import assert_close
 
 from configs.schema import Loss
 from datasets.sources.samples import UNKNOWN
@@ -31,17 +34,17 @@ N, F, C = 400, 12, 5
 PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)
 
 
-@pytest.fixture
+@fixture
 def data() -> tuple[Tensor, Tensor]:
     """Overlapping classes of different sizes, with features of very different scales."""
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     targets = rng.choice(C, N, p=[0.4, 0.3, 0.15, 0.1, 0.05])
     features = rng.normal(size=(C, F))[targets] + 1.5 * rng.normal(size=(N, F))
     return torch.tensor(features * np.logspace(-2, 2, F) + 3, dtype=torch.float32), torch.tensor(targets)
 
 
-@pytest.mark.parametrize("class_weight", [None, "balanced"])
-@pytest.mark.parametrize("l2", [1e-1, 1e-3])
+@mark.parametrize("class_weight", [None, "balanced"])
+@mark.parametrize("l2", [1e-1, 1e-3])
 def test_loss_and_coefficients_of_scikit_learn(data, l2, class_weight):
     features, targets = data
     inputs = standardize(features)[0]
@@ -57,21 +60,21 @@ def test_loss_and_coefficients_of_scikit_learn(data, l2, class_weight):
         factors = weights.double()[targets] if weights is not None else 1
         return float((losses * factors).mean() + l2 / 2 * parameters[:, :-1].square().sum())
 
-    assert objective(fitted) == pytest.approx(objective(expected), rel=1e-6)
+    assert objective(fitted) == approx(objective(expected), rel=1e-6)
     fitted[:, -1] -= fitted[:, -1].mean() - expected[:, -1].mean()  # a constant in all biases changes nothing
-    torch.testing.assert_close(fitted, expected, atol=5e-3, rtol=1e-2)
+    assert_close(fitted, expected, atol=5e-3, rtol=1e-2)
 
 
 def test_several_labels_are_independent_regressions(data):
     inputs = standardize(data[0])[0]
     features = inputs[:, :-1]
-    targets = torch.tensor(np.random.default_rng(1).random((N, 3)) < 0.3 + 0.2 * (features[:, :3].numpy() > 0))
+    targets = torch.tensor(default_rng(1).random((N, 3)) < 0.3 + 0.2 * (features[:, :3].numpy() > 0))
     loss = build_loss(Loss(NAME="bce"), 0.0)  # the mean over the three labels
     fitted = fit_linear(inputs, targets.to(torch.int8), loss, 1e-2 / 3, torch.zeros(3, F + 1))
     for label in range(3):
         reference = LogisticRegression(C=1 / (1e-2 * N), tol=1e-10, max_iter=10000).fit(features, targets[:, label])
         expected = torch.tensor([*reference.coef_[0], *reference.intercept_], dtype=torch.float32)
-        torch.testing.assert_close(fitted[label], expected, atol=5e-3, rtol=1e-2)
+        assert_close(fitted[label], expected, atol=5e-3, rtol=1e-2)
 
 
 def test_the_weights_are_for_the_features_as_they_are(data, few_penalties):
@@ -82,7 +85,7 @@ def test_the_weights_are_for_the_features_as_they_are(data, few_penalties):
     scaled = torch.cat([1000 * features - 7, torch.full((N, 1), 5.0)], dim=1)
     other_weight, other_bias, other_l2 = fit_probe(scaled, targets, C, loss)
     logits, other = features @ weight.T + bias, scaled @ other_weight.T + other_bias
-    torch.testing.assert_close(logits, other, atol=2e-2, rtol=1e-2)
+    assert_close(logits, other, atol=2e-2, rtol=1e-2)
     assert l2 == other_l2
     assert (logits.argmax(1) == targets).float().mean() > 0.6
     assert_same_state(fit_probe(features, targets, C, loss)[:2], (weight, bias))
@@ -94,16 +97,16 @@ def test_k_nn_is_that_of_scikit_learn(data):
     reference = KNeighborsClassifier(20, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07))
     reference.fit(features[:300], targets[:300])
     expected = 100 * (reference.predict(features[300:]) == targets[300:].numpy()).mean()
-    assert knn_top1(features[:300], targets[:300], features[300:], targets[300:], C) == pytest.approx(expected)
+    assert knn_top1(features[:300], targets[:300], features[300:], targets[300:], C) == approx(expected)
 
 
 def test_margins_are_those_of_cleanlab():
     rank = pytest.importorskip("cleanlab.rank")
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     probabilities, targets = rng.dirichlet(np.ones(5), 200), rng.integers(5, size=200)
     found = margins(torch.tensor(probabilities), torch.tensor(targets))
     expected = rank.get_normalized_margin_for_each_label(targets, probabilities)
-    assert (found.values + 1) / 2 == pytest.approx(expected)
+    assert (found.values + 1) / 2 == approx(expected)
     wrong = found.values < 0
     assert np.array_equal(found.others[wrong], probabilities.argmax(1)[wrong])
 
@@ -111,7 +114,7 @@ def test_margins_are_those_of_cleanlab():
 def test_margins_of_several_labels_are_those_of_cleanlab_for_each_label():
     """Also which labels are suspect: by confident learning, where another one is predicted. Unknown ones count not."""
     by_label = pytest.importorskip("cleanlab.multilabel_classification")
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     targets = (rng.random((300, 3)) < (0.5, 0.4, 0.3)).astype(np.int8)
     planted = rng.random((300, 3)) < 0.08
     logits = rng.normal(2.0 * targets - 1.0, 0.8)
@@ -120,7 +123,7 @@ def test_margins_of_several_labels_are_those_of_cleanlab_for_each_label():
     labels = [np.flatnonzero(row).tolist() for row in given]
     found = margins(torch.tensor(probabilities), torch.tensor(given))
     expected = by_label.rank.get_label_quality_scores_per_class(labels, probabilities, method="normalized_margin")
-    assert (found.values + 1) / 2 == pytest.approx(expected)
+    assert (found.values + 1) / 2 == approx(expected)
     flat = Margins(*map(np.ravel, found))
     least = np.array([found.label_probabilities[found.labels == number].mean() for number in range(6)])
     assert least.max() < 0.7  # below the limit that makes a suspect of any model
@@ -136,7 +139,7 @@ def test_margins_of_several_labels_are_those_of_cleanlab_for_each_label():
 
 
 def test_a_model_that_predicts_one_class_makes_no_label_suspect():
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     for targets in (rng.integers(0, 3, 200), (rng.random((200, 1)) < 0.1).astype(np.int8)):
         probabilities = rng.uniform(0.0, 0.4, (200, 3 if targets.ndim == 1 else 1))
         probabilities[:, 0] = rng.uniform(0.41, 0.99, 200) if targets.ndim == 1 else rng.uniform(0, 0.4, 200)
@@ -169,7 +172,7 @@ def test_suspects_are_as_sure_as_their_class_is_on_average_or_have_70_percent():
     probabilities = torch.tensor([[*map(float, words.split())] for _, words, _ in rows])
     found = margins(probabilities, labels)
     assert sorted(found.suspects) == [row for row, (_, _, is_suspect) in enumerate(rows) if is_suspect]
-    assert found.values[found.suspects] == pytest.approx([-0.7, -0.55, -0.2, -0.1])
+    assert found.values[found.suspects] == approx([-0.7, -0.55, -0.2, -0.1])
     assert margins(probabilities[:0], labels[:0]).suspects == []
 
 
@@ -182,7 +185,7 @@ def test_a_class_of_one_fold_does_not_choose_the_penalty(monkeypatch):
     for given in (torch.nn.functional.one_hot(targets).to(torch.int8), targets):
         assert classes_of_one_fold(given, folds).tolist() == [2, 3]
         assert have_label(given, torch.tensor([2, 3])).tolist() == (targets > 1).tolist()
-    features = torch.tensor(np.random.default_rng(0).normal(size=(63, 4)), dtype=torch.float32)
+    features = torch.tensor(default_rng(0).normal(size=(63, 4)), dtype=torch.float32)
     features[:, 0] += 3 * targets
     losses = build_loss(Loss(), 0.0)
     inputs = standardize(features)[0]
@@ -199,7 +202,7 @@ def test_a_class_of_one_fold_does_not_choose_the_penalty(monkeypatch):
 
 def test_folds_keep_groups_together():
     """An image is recognized by its copies: only folds of whole groups show that its label cannot be learned."""
-    rng = np.random.default_rng(1)
+    rng = default_rng(1)
     group_of = np.repeat(np.arange(40), 5)
     targets = torch.tensor(np.repeat(rng.integers(2, size=40), 5))
     features = torch.tensor(np.repeat(rng.normal(size=(40, 60)), 5, axis=0), dtype=torch.float32)

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, GREY, TINY_VIT, config_for, each_value, read_result, samples_for, train
+from conftest import CPU, GREY, TINY_VIT, cli, config_for, each_value, read_result, samples_for, train
+from numpy.random import default_rng
 from PIL import Image
+from pytest import approx, fixture, mark
 
 from engine.checkpoint import run_folder
 from engine.evaluation.evaluate import AfterBatch
@@ -22,14 +24,14 @@ from tests.datasets.shards.tar_files import tar_of
 Contents = list[bytes]
 
 
-@pytest.fixture
+@fixture
 def contents() -> Contents:
     """100 BMP files of equal size."""
     return [bmp(number) for number in range(100)]
 
 
 def bmp(seed: int) -> bytes:
-    pixels = np.random.default_rng(seed).integers(256, size=(8, 8, 3), dtype=np.uint8)
+    pixels = default_rng(seed).integers(256, size=(8, 8, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(buffer := io.BytesIO(), "BMP")
     return buffer.getvalue()
 
@@ -80,7 +82,7 @@ def write_tar(root: Path, contents: Contents) -> Path:
 
 def features(output: Path, dataset: str, path: Path, after_batch: AfterBatch = lambda *_: None) -> np.ndarray:
     """The features of all images, kept in `output`, of a model that is always the same."""
-    flags = [f"-dataset={dataset}", f"-data_path={path}", "-num_workers=0", "-batch_size_eval=50"]
+    flags = cli(f"-dataset={dataset} -data_path={path} -num_workers=0 -batch_size_eval=50")
     config = config_for(*flags, "-opts", *TINY_VIT, "MODEL.NUM_CLASSES=2")
     (samples,) = samples_for(config, CPU, "train" if dataset == "tar" else "all")
     torch.manual_seed(0)
@@ -92,9 +94,8 @@ def features(output: Path, dataset: str, path: Path, after_batch: AfterBatch = l
     return np.array(found.values)
 
 
-@pytest.mark.parametrize(
-    "dataset, write",
-    [("folder", write_folder), ("csv", write_table), ("parquet", write_parquet), ("tar", write_tar)],
+@mark.parametrize(
+    "dataset, write", [("folder", write_folder), ("csv", write_table), ("parquet", write_parquet), ("tar", write_tar)]
 )
 def test_features_follow_their_images(dataset, write, contents, tmp_path, monkeypatch):
     path = write(tmp_path / "data", contents)
@@ -104,7 +105,7 @@ def test_features_follow_their_images(dataset, write, contents, tmp_path, monkey
     write(tmp_path / "data", contents)
     after = features(kept, dataset, path)
     fresh = features(tmp_path / "fresh", dataset, write(tmp_path / "new", contents))
-    assert after == pytest.approx(fresh, abs=1e-5)
+    assert after == approx(fresh, abs=1e-5)
     assert (abs(after - before) > 1e-3).any(axis=1).sum() == 1
     if dataset in ("folder", "csv"):  # the others are not computed again
         assert (after != before).any(axis=1).sum() == 1
@@ -126,7 +127,7 @@ def test_runs_compute_the_same_features_at_the_same_time(contents, tmp_path, mon
     assert np.array_equal(outer, inner[1])
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "name, damage",
     [
         ("features.npy", lambda content: content[:-1] + bytes([content[-1] ^ 1])),
@@ -191,13 +192,13 @@ def test_probes_of_all_folds_pass_each_image_once(tmp_path, monkeypatch):
         return forward(model, images)
 
     monkeypatch.setattr(FeatureModel, "forward", count)
-    flags = ["-dataset=folder", f"-data_path={tmp_path / 'data'}", "-num_workers=0", "-batch_size_eval=7", "-opts"]
+    flags = cli(f"-dataset=folder -data_path={tmp_path / 'data'} -num_workers=0 -batch_size_eval=7 -opts")
     keys = [*TINY_VIT, "MODEL.NUM_CLASSES=2", "MODEL.TUNE=probe", "DATA.FOLDS=2"]
     for fold in range(2):
         folder = train([f"-output={tmp_path / 'out'}", *flags, *keys, f"DATA.FOLD={fold}", f"NAME=f{fold}"])
     assert passed == 80
     last = read_result(folder)
     alone = read_result(train([f"-output={tmp_path / 'alone'}", *flags, *keys, "DATA.FOLD=1"]))
-    assert alone["loss"] == pytest.approx(last["loss"], rel=1e-4)
+    assert alone["loss"] == approx(last["loss"], rel=1e-4)
     assert alone["test"]["samples"] == 20
-    assert alone["test"]["loss"] == pytest.approx(last["test"]["loss"], rel=1e-4)
+    assert alone["test"]["loss"] == approx(last["test"]["loss"], rel=1e-4)

@@ -132,7 +132,7 @@ def o2_dtypes(context: ProcessContext) -> Any:
     model = state.precision.weights.compute
     seen = {}
 
-    def see(path: str, module: nn.Module, *rest: Any) -> None:
+    def see(path: str, module: nn.Module, *rest: Any):
         seen[path] = str(next(module.parameters(recurse=False)).dtype)
 
     for path, module in model.named_modules():

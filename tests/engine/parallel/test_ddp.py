@@ -1,10 +1,10 @@
 """Gradients of three ranks: buckets, 16-bit hooks, non-finite values; and synchronized batch norms of two."""
 
-import pytest
-import timm
 import torch
-from conftest import TINY_RESNET, assert_same_state, refused
+from conftest import TINY_RESNET, assert_same_state, cli, refused
+from pytest import mark
 from sharding_cases import batches, build, difference, train, weights
+from timm import create_model
 from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
@@ -61,8 +61,8 @@ def exchange(context: ProcessContext, options: dict) -> dict:
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", EXCHANGES)
+@mark.slow
+@mark.parametrize("kind", EXCHANGES)
 def test_each_rank_has_the_mean_gradient(ranks, kind):
     """A hook rounds to its dtype before and during the sum; all ranks see a gradient beyond the range of fp16.
 
@@ -95,7 +95,7 @@ def weights_in_o3(context: ProcessContext) -> dict[str, Tensor]:
     return weights(state)
 
 
-@pytest.mark.slow
+@mark.slow
 def test_stochastic_rounding_draws_the_same_numbers_on_all_ranks(ranks):
     first, *others = ranks(RANKS)(weights_in_o3)
     for other in others:
@@ -105,7 +105,7 @@ def test_stochastic_rounding_draws_the_same_numbers_on_all_ranks(ranks):
 # PARALLEL.SYNC_BN: two ranks train the weights and statistics of one process with the whole batch
 
 STEPS = 3
-OPTIONS = [*TINY_RESNET, "TRAIN.OPTIMIZER.NAME=sgd", "TRAIN.BASE_LR=0.1", "TRAIN.WARMUP_EPOCHS=0", "SEED=3"]
+OPTIONS = [*TINY_RESNET, *cli("TRAIN.OPTIMIZER.NAME=sgd TRAIN.BASE_LR=0.1 TRAIN.WARMUP_EPOCHS=0 SEED=3")]
 CASES = {
     "fp32": [],
     "norm with activation": ["MODEL.NAME=test_byobnet"],
@@ -131,9 +131,9 @@ def trained(context: ProcessContext, options: list[str], whole: bool = False) ->
     return {name: tensor.cpu() for name, tensor in weights(state).items()}
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+@mark.gpu
+@mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@mark.parametrize("options", CASES.values(), ids=CASES)
 def test_two_gpus_equal_one_with_the_whole_batch(ranks, options):
     one = ProcessContext(0, 0, 1, 1, torch.device("cuda:0"))
     alone = trained(one, options, whole=True)
@@ -142,10 +142,10 @@ def test_two_gpus_equal_one_with_the_whole_batch(ranks, options):
     assert difference(first, alone) < 1e-4
 
 
-@pytest.mark.parametrize("name, reason", [("test_vit", "no batch norms"), ("test_resnet", "no kernels for CPUs")])
+@mark.parametrize("name, reason", [("test_vit", "no batch norms"), ("test_resnet", "no kernels for CPUs")])
 def test_a_model_without_batch_norms_and_cpus_are_refused(name, reason, cpu):
     with refused(rf"^PARALLEL.SYNC_BN: .*{reason}"):
-        synchronize_batch_norms(timm.create_model(name), cpu.device)
+        synchronize_batch_norms(create_model(name), cpu.device)
 
 
 def test_parameters_without_a_gradient_are_named_and_nothing_stays():

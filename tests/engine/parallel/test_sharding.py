@@ -3,10 +3,10 @@
 import time
 from typing import Any
 
-import pytest
 import sharding_cases as cases
 import torch
-from conftest import GREY, TINY_RESNET, TINY_VIT, assert_same_state, config_for, refused, slow, states, train
+from conftest import GREY, TINY_RESNET, TINY_VIT, assert_same_state, cli, config_for, refused, slow, states, train
+from pytest import fixture, mark
 from sharding_cases import FSDP, against_ddp
 from torch import nn
 
@@ -27,7 +27,7 @@ RATES = ["MODEL.DROPOUT=0.1", "MODEL.DROPPATH=0.3"]
 OP_LISTS = ["AMP.CUSTOM_BLACK_LIST=[add, gelu, cat, blocks.1.*]", "AMP.CUSTOM_WHITE_LIST=[layer_norm]"]
 
 
-@pytest.fixture
+@fixture
 def both(ranks):
     """Calls a function on two ranks."""
     return ranks(2)
@@ -48,29 +48,29 @@ CASES = {  # options, and those of the sharded training alone
     "frozen": ([BF16, "MODEL.TUNE=head"], FSDP),
     "last block": ([BF16, "MODEL.TUNE=last:1", "MODEL.GRAD_CHECKPOINTING=true"], FSDP),
     "kept gathered": (
-        ["MODEL.GRAD_CHECKPOINTING=true", "TRAIN.LAYER_DECAY=0.7", "MODEL.ATTENTION=fused"],
+        cli("MODEL.GRAD_CHECKPOINTING=true TRAIN.LAYER_DECAY=0.7 MODEL.ATTENTION=fused"),
         [*FSDP, "PARALLEL.RESHARD_AFTER_FORWARD=false"],
     ),
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@mark.slow
+@mark.parametrize("case", CASES)
 def test_training_equals_ddp(both, case):
     options, sharded = CASES[case]
     steps = 20 if case == "fp32" else 5
     assert is_equal(both(against_ddp, options, sharded, steps)[0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(SHARDED_OPTIMIZERS))
+@mark.slow
+@mark.parametrize("name", sorted(SHARDED_OPTIMIZERS))
 def test_optimizers_equal_ddp(both, name):
     options = [f"TRAIN.OPTIMIZER.NAME={name}", CLIP, "TRAIN.LAYER_DECAY=0.8"]
     assert is_equal(both(against_ddp, options, FSDP, 4)[0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [FP16, [*FP16, "TRAIN.OPTIMIZER.NAME=lamb"]], ids=["fused", "not fused"])
+@mark.slow
+@mark.parametrize("options", [FP16, [*FP16, "TRAIN.OPTIMIZER.NAME=lamb"]], ids=["fused", "not fused"])
 def test_loss_scale_falls_on_all_ranks_as_under_ddp(both, options):
     report, _ = both(against_ddp, options)
     ddp, sharded = report["skipped"]
@@ -78,7 +78,7 @@ def test_loss_scale_falls_on_all_ranks_as_under_ddp(both, options):
     assert ddp == sharded > 0
 
 
-@pytest.mark.slow
+@mark.slow
 def test_training_in_o2_is_as_close_to_ddp_as_bf16_sums_allow(both):
     """bf16 has 8 bits. DDP sums the gradients in bf16, sharded training in fp32. A key bias is rounding errors only."""
     report, _ = both(against_ddp, [BF16, "AMP.LEVEL=O2", "MODEL.QKV_BIAS=false", *AVERAGE], FSDP)
@@ -86,8 +86,8 @@ def test_training_in_o2_is_as_close_to_ddp_as_bf16_sums_allow(both):
     assert 0 < report["norms"] < 2**-8
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+@mark.slow
+@mark.parametrize(
     "options",
     [
         [*FSDP, BF16, "AMP.LEVEL=O2", "TRAIN.ACCUM_ITER=2", CLIP, *AVERAGE],
@@ -105,7 +105,7 @@ def test_a_restored_state_trains_bit_for_bit_as_the_saved_one(both, tmp_path, op
     assert_same_state(on_ranks[0][0], on_ranks[1][0], "the ranks")
 
 
-@pytest.mark.slow
+@mark.slow
 def test_non_finite_gradient_on_one_rank_changes_no_weight(both):
     for report in both(cases.non_finite):
         assert report["unchanged"] == 0
@@ -113,13 +113,13 @@ def test_non_finite_gradient_on_one_rank_changes_no_weight(both):
         assert report["weights"] < 1e-6
 
 
-@pytest.mark.slow
+@mark.slow
 def test_hsdp_meshes_equal_ddp(both):
     """One group of two ranks, and two groups of one."""
     assert all(map(is_equal, both(cases.hsdp)[0]))
 
 
-@pytest.mark.slow
+@mark.slow
 def test_o2_gathers_half_weights_and_fp32_norms(both):
     report, _ = both(cases.o2_dtypes)
     assert report["kept"] == ["torch.float32"]
@@ -127,7 +127,7 @@ def test_o2_gathers_half_weights_and_fp32_norms(both):
         assert dtype == ("torch.float32" if "norm" in path else "torch.bfloat16"), path
 
 
-@pytest.mark.slow
+@mark.slow
 def test_each_rank_holds_half_of_parameters_gradients_moments_and_average(both):
     """All but the class token, whose first dimension cannot be divided."""
     reports = both(cases.memory)
@@ -137,7 +137,7 @@ def test_each_rank_holds_half_of_parameters_gradients_moments_and_average(both):
         assert sum(parts) == total
 
 
-@pytest.mark.slow
+@mark.slow
 def test_evaluation_between_steps_sees_the_current_weights(both):
     """Gathered parameters that stayed after an evaluation would be parameters of an earlier step."""
     assert max(both(cases.evaluation)[0]) < 1e-6
@@ -154,7 +154,7 @@ def origin(context: ProcessContext) -> Any:
     return found and str(found)
 
 
-@pytest.mark.slow
+@mark.slow
 def test_search_for_the_first_non_finite_module_sees_gathered_gradients(both):
     assert both(origin) == [None, "the gradient of the weight of 1"]
 
@@ -169,14 +169,14 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("named, options", REFUSED.items())
+@mark.parametrize("named, options", REFUSED.items())
 def test_options_that_do_not_work_are_refused(named, options):
     config = config_for("-opts", *FSDP, *options)
     with refused(named):
         state_without_data(config, TWO, EpochLayout(100, BatchPlan(8), 0))
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@mark.parametrize("rank", [0, 2])
 def test_hsdp_on_hosts_with_different_numbers_of_ranks_is_refused_on_all(monkeypatch, rank):
     monkeypatch.setattr("engine.parallel.gather_objects", lambda count, context: [2, 2, 1])
     context = ProcessContext(rank, rank % 2, 3, (2, 2, 1)[rank], torch.device("cpu"), ("a", "a", "b"))
@@ -185,23 +185,23 @@ def test_hsdp_on_hosts_with_different_numbers_of_ranks_is_refused_on_all(monkeyp
         FullyShardedDataParallel(options, context)
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", slow("hsdp")])
-@pytest.mark.usefixtures("nondeterministic_after_test")
+@mark.parametrize("strategy", ["fsdp", slow("hsdp")])
+@mark.usefixtures("nondeterministic_after_test")
 def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, monkeypatch, strategy):
     """Clipping, average, evaluation, loss scale."""
     monkeypatch.setattr("engine.training.session.build_strategy", FullyShardedDataParallel)  # one rank would use none
 
     def argv(output, *more):
-        options = [*TINY_VIT, *GREY, "TRAIN.BASE_LR=1e-3", CLIP, *AVERAGE, "SAVE_FREQ_STEPS=9", "TRAIN.NUM_EPOCHS=1"]
-        options.append("DETERMINISTIC=true")
+        options = [*TINY_VIT, *GREY, CLIP, *AVERAGE, "DETERMINISTIC=true", "DATA.FRACTION=0.5"]
+        options += cli("TRAIN.BASE_LR=1e-3 SAVE_FREQ_STEPS=4 TRAIN.NUM_EPOCHS=1")
         options += [BF16, "AMP.DTYPE=float16"] if group_of_one.device.type == "cuda" else []
-        flags = ["-dataset=digits", "-batch_size=96", f"-output={tmp_path / output}"]
+        flags = cli(f"-dataset=digits -batch_size=96 -output={tmp_path / output}")
         return [*flags, "-opts", *options, f"PARALLEL.STRATEGY={strategy}", *more]
 
     whole = states(train(argv("whole"), group_of_one))
-    stopped = train(argv("stopped", "TRAIN.MAX_STEPS=9"), group_of_one)
-    assert states(stopped)["done_steps"] == 9
-    train([f"-resume={stopped}", "-opts", "TRAIN.MAX_STEPS=null"], group_of_one)
+    stopped = train(argv("stopped", "TRAIN.MAX_STEPS=4"), group_of_one)
+    assert states(stopped)["done_steps"] == 4
+    train(cli(f"-resume={stopped} -opts TRAIN.MAX_STEPS=null"), group_of_one)
     assert_same_state(states(stopped), whole)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import config_for, each_value
 from fake_gpu import CONTEXT
+from pytest import fixture, mark
 
 from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
@@ -26,7 +27,7 @@ def chosen(facts: Facts, *options: str) -> str:
     return follow_facts(config_for("-opts", *options), facts).train.compile
 
 
-@pytest.mark.parametrize("level", ["O1", "O2"])
+@mark.parametrize("level", ["O1", "O2"])
 def test_the_steps_to_come_save_more_than_compiling_costs(level):
     limit = COMPILE_SECONDS / SAVED_SHARE[level]
     found = [chosen(Facts(eager_seconds=limit * factor), *AMP, f"AMP.LEVEL={level}") for factor in (0.99, 1.01)]
@@ -34,8 +35,8 @@ def test_the_steps_to_come_save_more_than_compiling_costs(level):
     assert 50 < limit < 200
 
 
-@pytest.mark.parametrize("options", [
-    ("SEED=1",), (*AMP, "AMP.LEVEL=O3"), (*AMP, "DETERMINISTIC=true"), (*AMP, "PARALLEL.STRATEGY=fsdp"),
+@mark.parametrize("options", [
+    ("SEED=1",), (*AMP, "AMP.LEVEL=O3"), (*AMP, "DETERMINISTIC=true"), (*AMP, "PARALLEL.STRATEGY=fsdp")
 ])  # fmt: skip
 def test_without_a_measured_gain_nothing_is_compiled(options):
     assert chosen(LONG, *options) == "auto"
@@ -68,7 +69,7 @@ def test_the_chosen_value_of_a_run_is_chosen_again_for_the_device_of_the_next_st
     assert follow_facts(config, of_checkpoint).train.compile == "default"
 
 
-@pytest.fixture
+@fixture
 def plan(cpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     monkeypatch.setattr("engine.plan.training.check_compiler", lambda device: None)
@@ -123,7 +124,7 @@ def test_fused_blocks_are_not_compiled(plan, monkeypatch, options, expected):
     assert compiled(made).compile == expected
 
 
-@pytest.mark.parametrize("fails_here", [True, False])
+@mark.parametrize("fails_here", [True, False])
 def test_blocks_are_compiled_if_triton_does_not_work_on_one_rank(plan, monkeypatch, fails_here):
     pytest.importorskip("triton")
     faults = ["Triton does not work", ""]
@@ -134,11 +135,11 @@ def test_blocks_are_compiled_if_triton_does_not_work_on_one_rank(plan, monkeypat
     assert compiled(made).compile == "default"
 
 
-def fail(*_: object) -> None:
+def fail(*_: object):
     raise UserError("no compiler")
 
 
-@pytest.mark.parametrize("part", ["check_compiler", "build_model"])  # the latter: without memory
+@mark.parametrize("part", ["check_compiler", "build_model"])  # the latter: without memory
 def test_a_run_that_did_not_ask_for_it_trains_without_it(plan, monkeypatch, part):
     made = plan("-epochs=200")
     monkeypatch.setattr(f"engine.plan.training.{part}", fail)

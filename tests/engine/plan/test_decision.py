@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pytest
-from conftest import ALL_DIGITS, SMALL_BATCHES, cells_of, evaluate, run_here, train
+from conftest import ALL_DIGITS, SMALL_BATCHES, cells_of, cli, evaluate, run_here, slow, train
+from pytest import approx, mark
 from sklearn.metrics import roc_curve
 
 from engine.checkpoint.weights_record import read_record
@@ -48,7 +48,12 @@ def decided_by(weights: Path, output: Path, *options: str) -> tuple[dict, list[d
     )
 
 
-@pytest.mark.parametrize("kind, options, is_kept", cells_of(LOGITS))
+ALIASES = ("=state_dict_ema", "=model")
+
+
+@mark.parametrize(
+    "kind, options, is_kept", [slow(*row) if row[1].endswith(ALIASES) else row for row in cells_of(LOGITS)]
+)
 def test_the_decision_of_a_training_is_of_its_logits(kind, options, is_kept, trained_digits, tmp_path, capsys):
     """Of others, the images of an evaluation choose the threshold, without a temperature; a prediction has none."""
     run = trained_digits(*(AVERAGED if kind == "average" else LEARNS))
@@ -60,13 +65,13 @@ def test_the_decision_of_a_training_is_of_its_logits(kind, options, is_kept, tra
     if is_kept == "true":
         assert (point["threshold"], summary["chooses_point"]) == (stored.point.threshold, False)
         assert summary["calibrated"]["temperature"] == stored.temperature
-        assert float(rows[0]["decision_threshold"]) == pytest.approx(1 / (1 + np.exp(-point["threshold"])), abs=1e-6)
+        assert float(rows[0]["decision_threshold"]) == approx(1 / (1 + np.exp(-point["threshold"])), abs=1e-6)
         return
     false, true, _ = roc_curve(labels, scores, drop_intermediate=False)
     assert summary["chooses_point"]
     assert "calibrated" not in summary
-    assert point["sensitivity"] == pytest.approx(100 * true[false <= 0.1].max())
-    assert (100 * (scores[~labels] < point["threshold"])).mean() == pytest.approx(point["specificity"])
+    assert point["sensitivity"] == approx(100 * true[false <= 0.1].max())
+    assert (100 * (scores[~labels] < point["threshold"])).mean() == approx(point["specificity"])
     assert "decision" not in rows[0]
 
 
@@ -75,7 +80,7 @@ def test_weights_that_were_trained_on_after_an_evaluation_have_no_decision(train
     run = shutil.copytree(trained_digits(*LEARNS), tmp_path / "out/run")
     steps = read_json(run / "run.json")["step"]
     best = read_record(str(run / "best.pth")).decision
-    longer = [f"-resume={run}", "-epochs=3", "-opts", f"TRAIN.MAX_STEPS={steps + 1}"]
+    longer = cli(f"-resume={run} -epochs=3 -opts TRAIN.MAX_STEPS={steps + 1}")
     train(longer)
     later = read_record(str(run / "last.pth")).decision
     assert (later.temperature, later.point.is_chosen, later.point.threshold) == (1, False, None)
@@ -89,9 +94,8 @@ def test_weights_that_were_trained_on_after_an_evaluation_have_no_decision(train
 
 def test_the_decision_of_a_mean_is_of_its_models(trained_digits, tmp_path):
     """Other weights of one, or other entries of all, are another mean; a command that chooses nothing keeps it."""
-    for seed in range(2):
-        run = trained_digits(*AVERAGED, f"SEED={seed}")
-        shutil.copytree(run, tmp_path / f"sweep/SEED={seed}-20260102-12-00")
+    for seed, options in enumerate((AVERAGED, (*AVERAGED, "SEED=1"))):
+        shutil.copytree(trained_digits(*options), tmp_path / f"sweep/SEED={seed}-20260102-12-00")
     sweep = tmp_path / "sweep"
     (sweep / "sweep.json").write_text("{}")
     runs = [f"-resume={sweep}", "-dataset=digits"]
@@ -105,7 +109,7 @@ def test_the_decision_of_a_mean_is_of_its_models(trained_digits, tmp_path):
         return {row.get("decision_threshold", "") for row in read_csv_rows(tmp_path / output / "predictions.csv")}
 
     (found,) = decisions("own")
-    assert float(found) == pytest.approx(1 / (1 + np.exp(-threshold)), abs=1e-6)
+    assert float(found) == approx(1 / (1 + np.exp(-threshold)), abs=1e-6)
     assert decisions("raw", "MODEL.WEIGHTS_ENTRY=raw") == decisions("flip", "EVAL.TTA=flip") == {""}
     assert decisions("renamed", "DATA.RENAME={4: four}") == {found}
     evaluate(tmp_path / "without", *runs, "-opts", "EVAL.OPERATING_POINT=null")

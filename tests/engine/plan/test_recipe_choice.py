@@ -7,13 +7,13 @@ import time
 from collections import Counter
 from unittest.mock import Mock
 
-import pytest
 import timm
 import torch
 from conftest import (
     CPU,
     ROOT,
     cells_of,
+    cli,
     config_for,
     line_of,
     log_of,
@@ -24,6 +24,8 @@ from conftest import (
     refused,
 )
 from huggingface_hub import HfApi
+from pytest import fixture, mark
+from timm import create_model
 
 import main_single_gpu
 from configs import command_line
@@ -37,12 +39,12 @@ from utils.file_formats.hf_folder import find_on_hub
 VIT = "vit_small_patch16_224"
 
 
-@pytest.fixture
+@fixture
 def images(tmp_path):
     return noise_folder(tmp_path / "images", 34, 6, (40, 60, 3))
 
 
-@pytest.fixture
+@fixture
 def place(request, monkeypatch):
     """Where timm's weights are, on a machine without a GPU, in the project's folder."""
     monkeypatch.chdir(ROOT)
@@ -69,7 +71,7 @@ RULE = """
 """
 
 
-@pytest.mark.parametrize("images, facts, expected", cells_of(RULE))
+@mark.parametrize("images, facts, expected", cells_of(RULE))
 def test_the_rule(images, facts, expected):
     known = dict.fromkeys(("has_weights", "on_cpu", "trains", "probes"), False) | dict.fromkeys(facts.split(), True)
     recipe, epochs = recipe_follows_data(int(images), **known)
@@ -111,8 +113,8 @@ WITH_FLAGS = """
 """
 
 
-@pytest.mark.parametrize("place", ["in the cache", None], indirect=True)
-@pytest.mark.parametrize("flags, with_weights, without", cells_of(WITH_FLAGS))
+@mark.parametrize("place", ["in the cache", None], indirect=True)
+@mark.parametrize("flags, with_weights, without", cells_of(WITH_FLAGS))
 def test_flags_win_over_the_recipe(images, place, flags, with_weights, without):
     """And the command in the note has the same options, as the words on the screen."""
     command = chosen(f"-data_path={images}", *shlex.split(flags))
@@ -139,8 +141,8 @@ RATES = """
 """
 
 
-@pytest.mark.parametrize("place", ["in the cache"], indirect=True)
-@pytest.mark.parametrize("flags, rate", cells_of(RATES))
+@mark.parametrize("place", ["in the cache"], indirect=True)
+@mark.parametrize("flags, rate", cells_of(RATES))
 def test_the_rate_follows_the_model_and_its_tuned_part(images, place, flags, rate):
     assert chosen(f"-data_path={images}", "-epochs=3", *flags.split()).config.train.base_lr == float(rate)
 
@@ -159,13 +161,13 @@ OTHER_COMMANDS = """
 """
 
 
-@pytest.mark.parametrize("flags", OTHER_COMMANDS.strip().splitlines())
+@mark.parametrize("flags", OTHER_COMMANDS.strip().splitlines())
 def test_other_commands_stay_as_they_are(images, place, flags):
     command = parse_command_line([f"-data_path={images}", *flags.split()])
     assert choose_recipe(command, single_process("cpu")) == command
 
 
-@pytest.mark.parametrize("flags", [[], ["-cfg=configs/finetune.yaml"], ["-resume=run"], ["-opts", "MODEL.DEPTH=3"]])
+@mark.parametrize("flags", [[], ["-cfg=configs/finetune.yaml"], ["-resume=run"], ["-opts", "MODEL.DEPTH=3"]])
 def test_ranks_with_other_options_take_part_in_the_same_collectives(images, place, monkeypatch, flags):
     """Else a rank with another command line waits until its time is over, and no line names the difference."""
     find = Mock(return_value=None)
@@ -177,7 +179,7 @@ def test_ranks_with_other_options_take_part_in_the_same_collectives(images, plac
 def test_the_digits_have_a_recipe_unless_a_model_is_given():
     runs = [chosen("-dataset=digits", *flags).config for flags in (["-lr=1e-4", "-resume=auto"], ["-model=resnet18"])]
     assert [(run.model.name, run.data.input_size, run.train.base_lr) for run in runs] == [
-        ("vit_digits", (16, 16), 1e-4), ("resnet18", (224, 224), 3e-3),
+        ("vit_digits", (16, 16), 1e-4), ("resnet18", (224, 224), 3e-3)
     ]  # fmt: skip
 
 
@@ -208,16 +210,16 @@ def test_weights_name_their_model(images, place, tmp_path):
         chosen(f"-data_path={images}", "-pretrained=/nowhere.pth")
 
 
-@pytest.mark.parametrize("recipe", ["finetune", "probe", VIT])
+@mark.parametrize("recipe", ["finetune", "probe", VIT])
 def test_a_folder_of_weights_names_the_model_of_a_recipe_that_fine_tunes(recipe, images, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    timm.models.save_for_hf(timm.create_model("test_resnet"), tmp_path)
-    given = [f"-data_path={images}", f"-cfg=configs/{recipe}.yaml", f"-pretrained={tmp_path}"]
+    timm.models.save_for_hf(create_model("test_resnet"), tmp_path)
+    given = cli(f"-data_path={images} -cfg=configs/{recipe}.yaml -pretrained={tmp_path}")
     models = [chosen(*given, *flags).config.model.name for flags in ([], ["-model=resnet18"])]
     assert models == [VIT if recipe == VIT else "test_resnet", "resnet18"]
 
 
-@pytest.mark.parametrize(("recipe", "name"), [("probe", "vit_digits"), ("finetune", "vit_digits"), (VIT, VIT)])
+@mark.parametrize("recipe, name", [("probe", "vit_digits"), ("finetune", "vit_digits"), (VIT, VIT)])
 def test_own_weights_name_the_model_of_a_recipe_that_fine_tunes(recipe, name, images, tmp_path, monkeypatch):
     """And its size, also where the recipe is for the same model with other options."""
     monkeypatch.chdir(ROOT)
@@ -225,11 +227,11 @@ def test_own_weights_name_the_model_of_a_recipe_that_fine_tunes(recipe, name, im
     section = own_model.model_dump(by_alias=True, mode="json")
     torch.save({}, tmp_path / "best.pth")
     monkeypatch.setattr("engine.checkpoint.weights_record.record_in", lambda file: Mock(model=section))
-    given = [f"-data_path={images}", f"-cfg=configs/{recipe}.yaml", f"-pretrained={tmp_path / 'best.pth'}"]
+    given = cli(f"-data_path={images} -cfg=configs/{recipe}.yaml -pretrained={tmp_path / 'best.pth'}")
     model = chosen(*given).config.model
     assert model.name == name
     assert (model.depth == 3) == (name == "vit_digits")
-    own = ["-cfg=configs/vit_digits.yaml", "-opts", "MODEL.TUNE=probe"]  # the same model: the recipe's options stay
+    own = cli("-cfg=configs/vit_digits.yaml -opts MODEL.TUNE=probe")  # the same model: the recipe's options stay
     assert chosen(*given[::2], *own).config.model.depth == 4
 
 
@@ -252,7 +254,7 @@ FOREIGN = """
 """
 
 
-@pytest.mark.parametrize("words, part", cells_of(FOREIGN))
+@mark.parametrize("words, part", cells_of(FOREIGN))
 def test_flags_of_another_program_are_answered_by_its_recipe(words, part, images, place):
     notes = [note.text for note in chosen(*words.format(images).split()).notes if note.kind == "warning"]
     assert len(notes) == bool(part)
@@ -283,7 +285,7 @@ def test_a_start_parses_its_words_once_and_applies_the_rules_again_for_the_recip
     count(command_line, "parse_flags")
     count(command_line, "follow_options")
     count(os, "scandir", key=str)
-    argv = [f"-data_path={images}", "-device=cpu", "-dry_run", f"-output={tmp_path}", "-model=resnet10t"]
+    argv = cli(f"-data_path={images} -device=cpu -dry_run -output={tmp_path} -model=resnet10t")
     assert main_single_gpu.main(argv) == 0
     assert calls["parse_flags"] == 1
     assert calls["follow_options"] == 2
@@ -310,24 +312,23 @@ def test_the_hub_is_asked_for_a_limited_time(monkeypatch):
 
 def test_a_run_without_weights_and_its_resume(images, tmp_path, monkeypatch, capsys, without_pictures):
     monkeypatch.setattr(recipe, "find_on_hub", lambda *_: None)
-    flags = [f"-data_path={images}", "-epochs=1", f"-output={tmp_path / 'out'}", "-device=cpu", "-image_size=32"]
+    flags = cli(f"-data_path={images} -epochs=1 -output={tmp_path / 'out'} -device=cpu -image_size=32")
     assert main_single_gpu.main(flags) == 0
     assert capsys.readouterr().out.count(" -model=resnet10t -batch_size=8 (34 images; ") == 1
     folder = only_run(tmp_path / "out")
     assert folder.name.startswith("folder_small-")
-    assert read_result(folder)["finished"]
-    assert main_single_gpu.main([f"-resume={folder}", "-epochs=2", "-device=cpu", "-dry_run"]) == 0
+    assert main_single_gpu.main(cli(f"-resume={folder} -epochs=2 -device=cpu -dry_run")) == 0
     assert main_single_gpu.main([*flags, "-epochs=2", "-resume=auto"]) == 0
     assert "Epoch[002/002]" in log_of(only_run(tmp_path / "out"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("words", ["-opts MODEL.TUNE=probe", f"-cfg={ROOT}/configs/lora.yaml"])
+@mark.slow
+@mark.parametrize("words", ["-opts MODEL.TUNE=probe", f"-cfg={ROOT}/configs/lora.yaml"])
 def test_the_way_without_weights_works_in_any_folder(words, images, tmp_path, monkeypatch, without_pictures):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    flags = [f"-data_path={images}", "-pretrained=timm", "-device=cpu", "-epochs=1", *words.split()]
+    flags = [*cli(f"-data_path={images} -pretrained=timm -device=cpu -epochs=1"), *words.split()]
     message = line_of(main_single_gpu.main, flags)
     assert main_single_gpu.main([*flags, *shlex.split(message.partition("from scratch with ")[2])]) == 0
     assert read_result(only_run(tmp_path / "output"))["trainable_parameters"] > 1e6

@@ -3,6 +3,7 @@
 import pytest
 import timm
 from conftest import ROOT
+from pytest import mark
 from timm.data import resolve_data_config
 
 from configs.command_line import parse_command_line
@@ -21,7 +22,7 @@ def data_of(context, *words: str):
     return plan_training(command, context, RunLogger(context), lambda *_: pytest.fail("a search")).config.data
 
 
-@pytest.mark.parametrize("name", MODELS.split())
+@mark.parametrize("name", MODELS.split())
 def test_the_preprocessing_is_the_published_one_also_from_scratch(name, cpu):
     data = data_of(cpu, f"-model={name}")
     timms = resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())

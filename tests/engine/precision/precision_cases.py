@@ -1,7 +1,7 @@
 """A small ViT, and the precisions of its passes."""
 
-import timm
 import torch
+from timm import create_model
 from torch import nn
 
 from configs.schema import Amp
@@ -14,7 +14,7 @@ FP32, BF16 = torch.float32, torch.bfloat16
 def vit(depth: int = 2) -> nn.Module:
     torch.manual_seed(0)
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "num_classes": 5}
-    model = timm.create_model("vit_tiny_patch16_224", depth=depth, **sizes)
+    model = create_model("vit_tiny_patch16_224", depth=depth, **sizes)
     for block in model.blocks:
         block.attn.fused_attn = False
     return model

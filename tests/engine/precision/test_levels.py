@@ -3,11 +3,11 @@
 import functools
 from contextlib import nullcontext
 
-import pytest
-import timm
 import torch
-from conftest import SMALL_BATCHES, assert_same_state, refused, slow, states, train
+from conftest import SMALL_BATCHES, assert_same_state, cli, refused, slow, states, train
 from precision_cases import BF16, CPU, FP32, policy, vit
+from pytest import approx, mark
+from timm import create_model
 from torch import nn
 
 from engine.checkpoint.files import load_checkpoint
@@ -43,7 +43,7 @@ def test_frequencies_of_rotary_embeddings_stay_in_fp32_in_o3():
     """timm's modules keep them so in `.to(dtype)`; in bf16 an angle of many radians loses its sine."""
     small = {"embed_dim": 48, "depth": 1, "num_heads": 2}
     for name, get in (("vit_small_patch16_dinov3", "rope.periods"), ("eva02_tiny_patch14_224", "rope.bands")):
-        model = timm.create_model(name, img_size=112, dynamic_img_size=True, **small).eval()
+        model = create_model(name, img_size=112, dynamic_img_size=True, **small).eval()
         compute = half_copy(model, BF16, half_buffers=True).eval()
         assert compute.patch_embed.proj.weight.dtype == BF16
         assert torch.equal(compute.get_buffer(get), model.get_buffer(get))
@@ -70,12 +70,12 @@ def train_steps(level: str, dtype: str, steps: int, device: torch.device = CPU) 
     return losses, weights
 
 
-@pytest.mark.parametrize("level, dtype", [("O2", "float16"), ("O3", "bfloat16")])
+@mark.parametrize("level, dtype", [("O2", "float16"), slow("O3", "bfloat16")])
 def test_every_level_reaches_the_loss_of_fp32(level, dtype, any_device):
     expected, _ = train_steps("O0", "bfloat16", 30, any_device.device)
     losses, weights = train_steps(level, dtype, 30, any_device.device)
     assert expected[-1] < 0.2
-    assert losses[-1] == pytest.approx(expected[-1], abs=0.1)
+    assert losses[-1] == approx(expected[-1], abs=0.1)
     for master, compute in zip(weights.master.parameters(), weights.compute.parameters(), strict=True):
         if level == "O2":  # half weights are the rounded master weights
             assert torch.equal(compute.float(), master.to(compute.dtype).float())
@@ -93,14 +93,14 @@ def test_stochastic_rounding_is_unbiased():
         full.weight.data.add_(2**-7 / 10)
         weights.copy_master_to_model(step)
     weight = weights.compute.weight
-    assert weight.float().mean().item() == pytest.approx(1 + 2**-7, abs=2**-7 * 0.02)
+    assert weight.float().mean().item() == approx(1 + 2**-7, abs=2**-7 * 0.02)
     before = weight.detach().clone()
     weights.copy_grads_to_master()
     weights.copy_master_to_model(seed=99)
     assert torch.equal(before, weight)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "kinds, fits", [(["H100 with 132", "H100 with 132"], True), (["H100 with 132", "A100 with 108"], False)]
 )
 def test_ranks_on_different_gpus_are_refused_in_o3(monkeypatch, kinds, fits):
@@ -113,12 +113,12 @@ def test_ranks_on_different_gpus_are_refused_in_o3(monkeypatch, kinds, fits):
     policy("O2").check_ranks(context)
 
 
-RUN = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.GRAD_CLIP=1.0", "MODEL.DROPOUT=0.1"]
+RUN = cli("TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9 TRAIN.GRAD_CLIP=1.0 MODEL.DROPOUT=0.1")
 
 
-@pytest.mark.parametrize("level, dtype", [("O1", "float16"), slow("O2", "bfloat16"), slow("O3", "bfloat16")])
+@mark.parametrize("level, dtype", [("O1", "float16"), slow("O2", "bfloat16"), slow("O3", "bfloat16")])
 def test_resume_is_bit_exact(digits_argv, level, dtype):
-    argv = [*digits_argv, *RUN, f"AMP.LEVEL={level}", f"AMP.DTYPE={dtype}", "AMP.ENABLED=true", "TRAIN.MAX_STEPS=8"]
+    argv = [*digits_argv, *RUN, *cli(f"AMP.LEVEL={level} AMP.DTYPE={dtype} AMP.ENABLED=true TRAIN.MAX_STEPS=8")]
     whole = states(train(argv))
     stopped = train([*argv, "TRAIN.MAX_STEPS=5"])
     assert_same_state(states(train([f"-resume={stopped}", *argv])), whole)
@@ -127,7 +127,7 @@ def test_resume_is_bit_exact(digits_argv, level, dtype):
     assert dtype == "bfloat16" or whole["precision"]["scaler"]["scale"] == 2.0**16
 
 
-@pytest.mark.slow
+@mark.slow
 def test_resume_in_another_level(digits_argv):
     """Resuming keeps the weights: one more step changes them by at most its learning rate and a rounding error."""
     argv = ["-amp", *digits_argv, SMALL_BATCHES]
@@ -141,16 +141,13 @@ def test_resume_in_another_level(digits_argv):
             assert torch.allclose(value.float(), before[name].float(), rtol=2**-7, atol=3e-3), (level, name)
 
 
-@pytest.mark.parametrize(
-    "tune, level",
-    [slow("head", "O1"), slow("last:1", "O2"), ("lora", "O3")],
-)
+@mark.parametrize("tune, level", [slow("head", "O1"), slow("last:1", "O2"), ("lora", "O3")])
 def test_resume_restores_a_frozen_backbone(digits_argv, trained_digits, level, tune):
     """The averaged weights must not include the weights of a newly initialized model."""
     pretrained = trained_digits("TRAIN.MAX_STEPS=3") / "last.pth"
     argv = ["-amp", f"-pretrained={pretrained}", *digits_argv, f"MODEL.TUNE={tune}", f"AMP.LEVEL={level}"]
-    argv += ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5", "TRAIN.NUM_EPOCHS=1", "TRAIN.ACCUM_ITER=2"]
-    argv += ["MODEL.DROPOUT=0.1", "MODEL.LORA.DROPOUT=0.1", "TRAIN.HEAD_LR_SCALE=3.0"]
+    argv += cli("TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.5 TRAIN.NUM_EPOCHS=1 TRAIN.ACCUM_ITER=2")
+    argv += cli("MODEL.DROPOUT=0.1 MODEL.LORA.DROPOUT=0.1 TRAIN.HEAD_LR_SCALE=3.0")
     uninterrupted = load_checkpoint(train([*argv, "TRAIN.MAX_STEPS=8"]) / "last.pth")
     stopped = train([*argv, "TRAIN.MAX_STEPS=4"])
     resumed = load_checkpoint(train([f"-resume={stopped}", *argv, "TRAIN.MAX_STEPS=8"]) / "last.pth")

@@ -7,14 +7,13 @@ import re
 import shlex
 from collections.abc import Callable
 
-import pytest
-import timm
 import torch
 from conftest import (
     GREY,
     SMALL_BATCHES,
     TINY_RESNET,
     assert_same_state,
+    cli,
     config_for,
     only_run,
     refused,
@@ -24,6 +23,8 @@ from conftest import (
     train,
 )
 from precision_cases import vit
+from pytest import fixture, mark
+from timm import create_model
 from torch import Tensor, nn
 
 from engine.checkpoint.files import load_checkpoint
@@ -59,7 +60,7 @@ def find_origin(model: nn.Module, images: Tensor | None = None) -> str:
     return str(first_non_finite(model, lambda: nn.functional.cross_entropy(model(images), torch.arange(4)).backward()))
 
 
-@pytest.mark.parametrize("path", ["patch_embed.proj", "blocks.1.attn.qkv", "head"])
+@mark.parametrize("path", ["patch_embed.proj", "blocks.1.attn.qkv", "head"])
 def test_names_the_module_in_the_forward_and_backward_pass(path):
     model = vit(depth=3)
     make_output_nan(model.get_submodule(path))
@@ -89,7 +90,7 @@ def test_names_the_parameter_the_images_and_the_loss():
 
 
 def test_in_place_activations_do_not_hide_the_module():
-    model = timm.create_model("test_resnet", num_classes=5)
+    model = create_model("test_resnet", num_classes=5)
     make_output_nan(model.layer2[0].conv2)
     assert find_origin(model) == "the output of layer2.0.conv2"
     assert not any(module._forward_hooks for name, module in model.named_modules() if name != "layer2.0.conv2")
@@ -116,12 +117,12 @@ def inject_nan_after(step: int, path: str, monkeypatch):
     hook_into(monkeypatch, module_of, lambda number, output: output * math.nan if number > step else output)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "amp, names_block, names_dtype",
     [
         (["AMP=false"], False, False),
         slow(["AMP=true"], True, False),
-        (["AMP=true", "AMP.DTYPE=float16", "AMP.CUSTOM_BLACK_LIST=[gelu]"], True, True),
+        (cli("AMP=true AMP.DTYPE=float16 AMP.CUSTOM_BLACK_LIST=[gelu]"), True, True),
         slow(["AMP=true", "AMP.LEVEL=O2"], True, False),
         slow(["AMP=true", "AMP.LEVEL=O3"], False, False),
     ],
@@ -160,10 +161,10 @@ def test_resume_after_an_abort_restarts_the_loss_scale(digits_argv, monkeypatch,
     assert scaler["counts"] == [18, 0]
 
 
-@pytest.fixture
+@fixture
 def resnet_argv(tmp_path) -> list[str]:
     """A model with running statistics."""
-    return ["-dataset=digits", "-batch_size=64", f"-output={tmp_path / 'out'}", "-opts", *GREY, *TINY_RESNET]
+    return [*cli(f"-dataset=digits -batch_size=64 -output={tmp_path / 'out'} -opts"), *GREY, *TINY_RESNET]
 
 
 def test_search_for_the_module_keeps_running_statistics_finite(resnet_argv, monkeypatch, tmp_path):
@@ -175,7 +176,7 @@ def test_search_for_the_module_keeps_running_statistics_finite(resnet_argv, monk
     assert all(value.isfinite().all() for value in state["model"].values())
 
 
-@pytest.mark.parametrize("amp", [slow("AMP=false"), "AMP=true"])
+@mark.parametrize("amp", [slow("AMP=false"), "AMP=true"])
 def test_running_statistics_stay_finite_after_a_nan_image(resnet_argv, monkeypatch, amp):
     """The second batch has an image of NaN values: its step is skipped, the other steps are applied."""
 
@@ -193,7 +194,7 @@ def test_running_statistics_stay_finite_after_a_nan_image(resnet_argv, monkeypat
     assert state["model"]["bn1.num_batches_tracked"] == state["state_dict_ema"]["bn1.num_batches_tracked"] == 2
 
 
-@pytest.mark.slow
+@mark.slow
 def test_two_ranks_abort_together_and_save_one_checkpoint(digits_argv, tmp_path):
     """With a learning rate of 1e30, every forward pass after the first applied step is non-finite."""
     rate = [SMALL_BATCHES, "TRAIN.BASE_LR=1e30", "TRAIN.WARMUP_EPOCHS=0"]

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
 
-import pytest
 import torch
-from conftest import seeded
+from conftest import seeded, slow
 from dispatch import DispatchMode, op_name
 from fake_gpu import GPU, fake_gpu
 from precision_cases import BF16, CPU, FP32, policy
+from pytest import mark
 from timm.layers import LayerNorm2d
 from timm.models import VisionTransformer
 from torch import Tensor, nn
@@ -51,8 +51,8 @@ def gradients(kind: str, level: str, device: torch.device, white: tuple = ()) ->
     return {name: parameter.grad.double() for name, parameter in compute.named_parameters()}
 
 
-@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
-@pytest.mark.parametrize("kind", MODELS)
+@mark.parametrize("level", ["O1", "O2", slow("O3")])
+@mark.parametrize("kind", MODELS)
 def test_the_gradient_of_each_parameter_is_close_to_that_of_fp32(kind, level, any_device):
     """With layer norms that sum in bf16, their relative errors were up to 0.87 on a CPU.
 
@@ -96,8 +96,8 @@ def test_norms_are_in_half_where_their_kernels_sum_in_fp32():
         assert norm_dtypes(level, CPU) == {(FP32, FP32)}
 
 
-@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
-@pytest.mark.parametrize("device", [CPU, GPU])
+@mark.parametrize("level", ["O1", "O2", "O3"])
+@mark.parametrize("device", [CPU, GPU])
 def test_lists_of_the_user_decide_the_dtype_of_norms(level, device):
     """On a CPU the white list has no effect on norms."""
     white = (FP32, FP32) if device == CPU else (BF16, BF16)
@@ -107,7 +107,7 @@ def test_lists_of_the_user_decide_the_dtype_of_norms(level, device):
     assert mixed == {(FP32, FP32), white}
 
 
-@pytest.mark.parametrize("white", [("layer_norm", "add"), ("blocks.*",)])
+@mark.parametrize("white", [("layer_norm", "add"), slow(("blocks.*",))])
 def test_norms_in_a_bfloat16_stream_on_a_cpu_are_as_exact_as_with_autocast(white):
     """With the list of bf16_stream their gradients were 28% wrong in the mean, 90% at most."""
     expected = gradients("layer norm", "O0", CPU)

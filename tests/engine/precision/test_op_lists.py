@@ -3,11 +3,11 @@
 import copy
 from contextlib import nullcontext
 
-import pytest
-import timm
 import torch
 from conftest import assert_same_state, refused
 from precision_cases import BF16, FP32, policy, vit
+from pytest import mark
+from timm import create_model
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
@@ -46,8 +46,8 @@ def test_all_ops_in_fp32_give_fp32_gradients():
     assert error(gradients(*listed_vit(black=all_ops)), exact) < 1e-5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+@mark.slow
+@mark.parametrize(
     "compiled, lists",
     [("whole", {"black": ("softmax", "gelu")}), ("blocks", {"black": ("blocks.1.*",), "white": ("layer_norm",)})],
 )
@@ -94,7 +94,7 @@ LISTS = {  # level, black list, white list, module -> dtype of its output
 PADDLE_WHITE = ("conv2d", "conv2d_transpose", "depthwise_conv2d", "matmul", "matmul_v2")
 PADDLE_BLACK = (
     "exp", "square", "log", "mean", "sum", "cos_sim", "softmax", "softmax_with_cross_entropy",
-    "sigmoid_cross_entropy_with_logits", "cross_entropy", "cross_entropy2",
+    "sigmoid_cross_entropy_with_logits", "cross_entropy", "cross_entropy2"
 )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def test_mul_which_is_a_matrix_product_in_paddle_is_refused():
     assert model.casting_mode.dtypes.keys() >= {torch.mul, Tensor.__mul__, Tensor.__rmul__}
 
 
-@pytest.mark.parametrize("level, black, white, expected", LISTS.values(), ids=LISTS.keys())
+@mark.parametrize("level, black, white, expected", LISTS.values(), ids=LISTS.keys())
 def test_listed_ops_and_modules_have_their_dtype(level, black, white, expected):
     model, listed = listed_vit(level=level, black=black, white=white)
     assert output_dtypes(copy.deepcopy(model), listed).items() >= expected.items()
@@ -125,7 +125,7 @@ def test_listed_ops_and_modules_have_their_dtype(level, black, white, expected):
 
 
 def test_listed_batch_norm_updates_its_running_statistics():
-    plain, listed = (timm.create_model("test_resnet", num_classes=5) for _ in range(2))
+    plain, listed = (create_model("test_resnet", num_classes=5) for _ in range(2))
     listed.load_state_dict(plain.state_dict())
     white = policy(white=("batch_norm",))
     white.apply_op_lists(listed)
@@ -137,9 +137,7 @@ def test_listed_batch_norm_updates_its_running_statistics():
     assert listed.bn1.running_mean.any()
 
 
-@pytest.mark.parametrize(
-    "entry, hint", [("sofmax", "softmax"), ("block.1.mlp", "blocks.1.mlp"), ("blocks.7.*", "blocks.")]
-)
+@mark.parametrize("entry, hint", [("sofmax", "softmax"), ("block.1.mlp", "blocks.1.mlp"), ("blocks.7.*", "blocks.")])
 def test_unknown_name_suggests_the_nearest_name(entry, hint):
     with refused(rf"AMP\.CUSTOM_WHITE_LIST: .*did you mean {hint}"):
         listed_vit(white=(entry,))

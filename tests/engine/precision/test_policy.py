@@ -1,12 +1,13 @@
 """Precision: dtypes, one step from gradients to weights and their average, and the switches of the process."""
 
 import pytest
-import timm
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, assert_same_state, config_for, each_value, model_for, rows, seeded, states, train
+from conftest import ROOT, assert_same_state, cli, config_for, each_value, model_for, rows, seeded, states, train
 from fake_gpu import CONTEXT, GPU, fake_gpu
 from precision_cases import BF16, CPU, FP32, policy
+from pytest import approx, fixture, mark
+from timm import create_model
 from timm.utils import ModelEmaV3
 from torch import nn
 from torch.torch_version import TorchVersion
@@ -32,7 +33,7 @@ def test_autocast_dtype_on_a_cpu(options, dtype):
     assert any("100 times slower" in text for text in precision.misfits()) == (dtype == "float16")
 
 
-@pytest.mark.gpu
+@mark.gpu
 def test_autocast_on_a_gpu_is_fp16_with_loss_scaling():
     precision = Precision(Amp.model_validate({"ENABLED": True}), torch.device("cuda"))
     assert precision.dtype == torch.float16
@@ -61,7 +62,7 @@ def test_fused_blocks_add_in_bfloat16_unless_the_lists_say_otherwise(options, ha
 
     monkeypatch.setattr("models.fused_proof.find_fault", lambda *_: "")
     monkeypatch.setattr("models.fused_blocks.fuse_blocks", lambda model, half: streams.append(half))
-    model = timm.create_model("test_vit")
+    model = create_model("test_vit")
     number, text = use_fused_blocks(model, Amp.model_validate({"ENABLED": True} | options), CONTEXT)
     if half_stream is None:
         assert (number, streams) == (0, [])
@@ -73,7 +74,7 @@ def test_fused_blocks_add_in_bfloat16_unless_the_lists_say_otherwise(options, ha
 
 def test_a_vit_without_fused_blocks_has_a_reason_and_another_model_none():
     pytest.importorskip("triton")
-    options, model = Amp.model_validate({"ENABLED": True}), timm.create_model("test_vit")
+    options, model = Amp.model_validate({"ENABLED": True}), create_model("test_vit")
     assert use_fused_blocks(nn.Module(), options, CONTEXT) == (0, "")
     assert use_fused_blocks(model, Amp(), CONTEXT) == (0, "")
     model.set_grad_checkpointing(True)
@@ -81,9 +82,9 @@ def test_a_vit_without_fused_blocks_has_a_reason_and_another_model_none():
     assert number == 0
 
 
-@pytest.mark.parametrize("max_norm", [None, 0.1])
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize(
+@mark.parametrize("max_norm", [None, 0.1])
+@mark.parametrize("fused", [True, False])
+@mark.parametrize(
     "options", [{}, {"ENABLED": True, "DTYPE": "float16", "INIT_LOSS_SCALING": 8.0}, {"ENABLED": True, "LEVEL": "O2"}]
 )
 def test_step_returns_the_gradient_norm_before_clipping(options, fused, max_norm):
@@ -98,12 +99,12 @@ def test_step_returns_the_gradient_norm_before_clipping(options, fused, max_norm
     precision.scaler.scale(loss).backward()
     expected = torch.cat([parameter.grad.float().flatten() for parameter in compute.parameters()]).norm()
     norm = precision.step(optimizer, max_norm, seed=0)
-    assert norm.item() == pytest.approx(expected.item() / precision.scaler.get_scale(), rel=1e-5)
+    assert norm.item() == approx(expected.item() / precision.scaler.get_scale(), rel=1e-5)
     assert all(parameter.grad is None for parameter in (*model.parameters(), *compute.parameters()))
 
 
-@pytest.mark.parametrize("emulates", [True, False])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@mark.parametrize("emulates", [True, False])
+@mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_gpu_that_emulates_bfloat16_is_named(monkeypatch, emulates, dtype):
     """A T4 computes bfloat16 in fp32."""
     supported = lambda including_emulation: including_emulation or not emulates  # noqa: E731
@@ -115,7 +116,7 @@ def test_a_gpu_that_emulates_bfloat16_is_named(monkeypatch, emulates, dtype):
         assert ("-amp_dtype=bfloat16" in precision.suggest_fix(None)) is not emulates
 
 
-@pytest.mark.parametrize("is_supported", [False, True])
+@mark.parametrize("is_supported", [False, True])
 def test_a_cpu_without_instructions_for_bfloat16_has_one_warning(monkeypatch, is_supported):
     monkeypatch.setattr(policies, "has_bfloat16_instructions", lambda: is_supported)
     assert len(Precision(Amp.model_validate({"ENABLED": True}), CPU).misfits()) == (not is_supported)
@@ -130,7 +131,7 @@ AUTOCAST = {  # op -> its call, and its dtype for fp32 and for bf16, of autocast
 }
 
 
-@pytest.mark.parametrize("call, expected", AUTOCAST.values(), ids=AUTOCAST.keys())
+@mark.parametrize("call, expected", AUTOCAST.values(), ids=AUTOCAST.keys())
 def test_ops_that_no_list_names_have_the_dtype_of_autocast(call, expected):
     """As docs/amp.md has it, also for versions of torch."""
     with fake_gpu(), policy(device=GPU).autocast():
@@ -141,7 +142,7 @@ def test_ops_that_no_list_names_have_the_dtype_of_autocast(call, expected):
 # The switches of the process
 
 
-@pytest.fixture
+@fixture
 def switch(nondeterministic_after_test):
     def set_for(device, *options):
         argv = ["-dataset=digits", *(["-opts", *options] if options else [])]
@@ -187,7 +188,7 @@ def test_deterministic_runs_do_not_select_algorithms_by_time(switch):
 NOT_SKIPPED = torch.tensor(False)
 
 
-@pytest.mark.parametrize("warmup", [False, True, "copy"])
+@mark.parametrize("warmup", [False, True, "copy"])
 def test_the_average_is_that_of_timm(warmup):
     """timm counts steps from 1, and its decay is 0 at the first, also without a warm-up: copy. False is constant.
 
@@ -223,10 +224,10 @@ def test_tensors_with_several_names_are_averaged_once():
         assert torch.allclose(parameter, start[name] + 0.5, atol=1e-5), name
 
 
-AVERAGE = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.MODEL_EMA_WARMUP=true"]
+AVERAGE = cli("TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9 TRAIN.MODEL_EMA_WARMUP=true")
 
 
-@pytest.mark.slow
+@mark.slow
 def test_raw_weights_are_evaluated_beside_their_average(digits_argv):
     """The raw weights equal the weights of a run without an average; the average decides the best checkpoint."""
     both = train([*digits_argv, *AVERAGE, "EVAL_RAW=true"])

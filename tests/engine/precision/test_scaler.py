@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from unittest.mock import MagicMock
 
-import pytest
 import torch
 from conftest import SMALL_BATCHES, assert_same_state, optimizer_of, states, train
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import approx, mark
 from torch import Tensor, nn
 
 from configs.schema import Amp, Train
@@ -106,7 +106,7 @@ def test_any_overflow_pattern_follows_the_rules_of_fleet(rules, overflows, saved
         scale, skipped, moved = training.step(overflow)
         expected_scale = expected.update(overflow)
         if math.isfinite(torch.tensor(expected_scale).item()):
-            assert scale == pytest.approx(expected_scale, rel=1e-6)
+            assert scale == approx(expected_scale, rel=1e-6)
         else:
             expected.scale = scale  # the scale is at most the largest fp32 value
             assert math.isfinite(scale)
@@ -118,14 +118,13 @@ def test_real_overflows_lower_the_scale_until_it_fits(digits_argv, any_device):
     argv = ["-amp", "-amp_dtype=float16", *digits_argv, SMALL_BATCHES, "TRAIN.MAX_STEPS=30"]
     state = states(train([*argv, "AMP.INIT_LOSS_SCALING=1e12"], any_device))
     skipped, consecutive = state["precision"]["scaler"]["counts"]
-    assert 0 < skipped < 30
-    assert consecutive == 0
-    assert state["precision"]["scaler"]["scale"] == pytest.approx(1e12 / 2**skipped)
+    assert 0 == consecutive < skipped < 30
+    assert state["precision"]["scaler"]["scale"] == approx(1e12 / 2**skipped)
     assert all(value.isfinite().all() for value in state["model"].values())
     assert state["model"]["head.weight"].any()  # zeros before the first applied step
 
 
-@pytest.mark.parametrize("amp", [{}, {"ENABLED": True, "DTYPE": "bfloat16"}, {"ENABLED": True, "DTYPE": "float16"}])
+@mark.parametrize("amp", [{}, {"ENABLED": True, "DTYPE": "bfloat16"}, {"ENABLED": True, "DTYPE": "float16"}])
 def test_limit_of_consecutive_skipped_steps(amp):
     training = Training(Amp.model_validate({**amp, "MAX_SKIPPED_STEPS": 3}))
     results = []
@@ -152,8 +151,8 @@ def test_skipped_first_step_leaves_no_momentum():
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("max_norm, bad", [(None, math.nan), (1.0, math.inf), (1.0, 3e38)])
+@mark.parametrize("fused", [True, False])
+@mark.parametrize("max_norm, bad", [(None, math.nan), (1.0, math.inf), (1.0, 3e38)])
 def test_non_finite_gradients_never_change_the_weights(fused, max_norm, bad):
     """Gradients of 3e38 are finite; their norm is not."""
     model = nn.Linear(4, 3)
@@ -173,8 +172,8 @@ def test_non_finite_gradients_never_change_the_weights(fused, max_norm, bad):
     assert not torch.equal(before["weight"], model.weight)
 
 
-@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD])
-@pytest.mark.parametrize("max_norm", [1e-3, 1.0], ids=["clipped", "sometimes"])
+@mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD])
+@mark.parametrize("max_norm", [1e-3, 1.0], ids=["clipped", "sometimes"])
 def test_fused_clipping_equals_separate_clipping(optimizer_class, max_norm):
     """Eight steps, one with an overflow. The unfused optimizer receives unscaled and clipped gradients."""
     results = []

@@ -2,20 +2,20 @@
 
 import re
 
-import pytest
 import torch
 import torch.nn.functional as F
-from conftest import CPU, assert_same_state, session_for, slow
+from conftest import CPU, assert_same_state, cli, session_for, slow
+from pytest import approx, fixture, mark
 from torch import nn
 
 from engine.profiling.amp_report import margin, report_amp
 from engine.profiling.half_values import Passes
 from engine.training.step import train_steps
 
-FLOAT16 = ["AMP.ENABLED=true", "AMP.DTYPE=float16", "DATA.BATCH_SIZE=8", "MODEL.ATTENTION=explicit"]
+FLOAT16 = cli("AMP.ENABLED=true AMP.DTYPE=float16 DATA.BATCH_SIZE=8 MODEL.ATTENTION=explicit")
 
 
-@pytest.fixture
+@fixture
 def case(digits_argv):
     """Builds a session with these options and weights that are changed by hand; the state and its first batch."""
 
@@ -56,13 +56,13 @@ def flags(line: str) -> list[str]:
     return [found[1] if found else "AMP.DTYPE=" + line.partition("-amp_dtype=")[2]]
 
 
-@pytest.mark.parametrize(("plant", "options", "finding", "listed"), [
+@mark.parametrize("plant, options, finding, listed", [
     (large_logits, [], "overflows in blocks.1.attn: the result of matmul", "blocks.1.*"),
     (large_hidden, [], "overflows in blocks.0.mlp.fc1: the result of linear", "blocks.0.*"),
     (large_stream, [], "overflows in blocks.1.mlp.fc2", "blocks.1.*"),
     (large_output, [], "overflows in head: the result of linear is up to 700", "head.*"),
     (None, ["AMP.INIT_LOSS_SCALING=1e9"], "gradients overflow in head at loss scale 1e+09", ""),
-    (small_gradients, ["AMP.INIT_LOSS_SCALING=1"], "in blocks.0 are zero in float16 at loss scale 1, and not", ""),
+    (small_gradients, ["AMP.INIT_LOSS_SCALING=1"], "in blocks.0 are zero in float16 at loss scale 1, and not", "")
 ])  # fmt: skip
 def test_a_planted_problem_is_named_and_its_advice_mends_it(case, plant, options, finding, listed):
     lines, _ = report_amp(*case(*options, plant=plant))
@@ -99,7 +99,7 @@ def test_figures_of_the_classifier_are_those_of_its_formulas(case):
         assert head.half.size == head.peak == logits.abs().max()
         gradient = (logits.float().softmax(-1) - F.one_hot(passes.targets, 10)) * (scale / 4)
         assert head.half.gradient == gradient.half().abs().max()
-        assert head.exact.gradient == pytest.approx(gradient.abs().max().item() / scale, rel=1e-2)
+        assert head.exact.gradient == approx(gradient.abs().max().item() / scale, rel=1e-2)
         assert (head.lost, head.values) == ((gradient.half() == 0).sum(), 40)
     assert head.lost > 0
     assert margin(65504 / 8) == "2^3.0"
@@ -107,7 +107,7 @@ def test_figures_of_the_classifier_are_those_of_its_formulas(case):
 
 
 def test_masks_are_equal(case):
-    options = ["MODEL.DROPOUT=0.5", "MODEL.DROPPATH=0.5", "MODEL.ATTENTION=fused", "MODEL.ATTENTION_DROPOUT=0.5"]
+    options = cli("MODEL.DROPOUT=0.5 MODEL.DROPPATH=0.5 MODEL.ATTENTION=fused MODEL.ATTENTION_DROPOUT=0.5")
     _, values = values_of(*case(*options))
     shares = []
     for pair in values.ops:
@@ -128,9 +128,9 @@ def test_lists_and_dtypes(case):
     assert values_of(*case())[1].recorder.dtypes["blocks.1"] == ("float32", "float32", "float32")
 
 
-@pytest.mark.parametrize("options", [
+@mark.parametrize("options", [
     ["MODEL.GRAD_CHECKPOINTING=true"], ["MODEL.GRAD_CHECKPOINTING=cheap", "AMP.CUSTOM_BLACK_LIST=[gelu]"],
-    slow(["TRAIN.COMPILE=default"]),
+    slow(["TRAIN.COMPILE=default"])
 ], ids=str)  # fmt: skip
 def test_checkpointing_and_a_compiler_change_no_figure(case, options, monkeypatch):
     monkeypatch.setattr("engine.parallel.check_compiler", lambda device: None)
@@ -138,7 +138,7 @@ def test_checkpointing_and_a_compiler_change_no_figure(case, options, monkeypatc
     assert report_amp(*case(*options)) == report_amp(*case(*lists))
 
 
-@pytest.mark.parametrize("tune", ["lora", "last:1"])
+@mark.parametrize("tune", ["lora", "last:1"])
 def test_frozen_blocks_lose_no_gradients(case, tune):
     lines, _ = report_amp(*case(f"MODEL.TUNE={tune}", "AMP.INIT_LOSS_SCALING=1024"))
     lost = {row.split()[0]: row.split()[-1] for row in lines[1].splitlines()}
@@ -147,10 +147,10 @@ def test_frozen_blocks_lose_no_gradients(case, tune):
     assert "float16 is safe" in lines[-2]
 
 
-@pytest.mark.parametrize("level", [slow("O1"), "O2", slow("O3")])
+@mark.parametrize("level", [slow("O1"), "O2", slow("O3")])
 def test_the_training_goes_on_as_without_a_report(digits_argv, level):
     def train(reports):
-        options = ["AMP.ENABLED=true", "DATA.BATCH_SIZE=8", f"AMP.LEVEL={level}", "MODEL.DROPOUT=0.1"]
+        options = cli(f"AMP.ENABLED=true DATA.BATCH_SIZE=8 AMP.LEVEL={level} MODEL.DROPOUT=0.1")
         session = session_for([*digits_argv, *options], CPU)
         state = session.state
         batches = session.batches.iterate(0, 0, 1, bad_images=session.bad_images)

@@ -6,8 +6,8 @@ import re
 import sys
 from dataclasses import replace
 
-import pytest
-from conftest import ALL_DIGITS, each_value, log_of, only_run, run_here
+from conftest import ALL_DIGITS, cli, each_value, log_of, only_run, run_here
+from pytest import approx, mark
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
@@ -46,10 +46,8 @@ def test_gpu_work_belongs_to_the_phase_that_launched_it():
         event("optimizer", 500, 600, label=True),
     ]
     host, gpu = phase_seconds(events, steps=2)
-    assert host == pytest.approx(
-        dict.fromkeys(Phase, 0.0) | {DATA_WAIT: 5e-5, FORWARD: 5e-5, BACKWARD: 1e-4, OPTIMIZER: 5e-5}
-    )
-    assert gpu == pytest.approx(dict.fromkeys(Phase, 0.0) | {DATA_WAIT: 3e-5, FORWARD: 1.7e-4, BACKWARD: 1.25e-4})
+    assert host == approx(dict.fromkeys(Phase, 0.0) | {DATA_WAIT: 5e-5, FORWARD: 5e-5, BACKWARD: 1e-4, OPTIMIZER: 5e-5})
+    assert gpu == approx(dict.fromkeys(Phase, 0.0) | {DATA_WAIT: 3e-5, FORWARD: 1.7e-4, BACKWARD: 1.25e-4})
 
 
 NO_TIME = dict.fromkeys(Phase, 0.0)
@@ -95,8 +93,8 @@ def test_profile_of_a_run(digits_argv, tmp_path, monkeypatch):
     besides TensorBoard.
     """
     monkeypatch.setitem(sys.modules, "wandb", None)
-    argv = ["-amp", "-amp_dtype=float16", "-profile", "-epochs=1", *digits_argv, ALL_DIGITS, "DATA.VAL_FRACTION=0.97"]
-    more = ["TRAIN.ACCUM_ITER=2", "MODEL.DEPTH=1", "MODEL.DROPOUT=0.1", "SAVE_FREQ_STEPS=1", "LOGGERS=wandb"]
+    argv = [*cli("-amp -amp_dtype=float16 -profile -epochs=1"), *digits_argv, ALL_DIGITS, "DATA.VAL_FRACTION=0.97"]
+    more = cli("TRAIN.ACCUM_ITER=2 MODEL.DEPTH=1 MODEL.DROPOUT=0.1 SAVE_FREQ_STEPS=1 LOGGERS=wandb")
     more += ["DATA.BATCH_SIZE=8", "AMP.INIT_LOSS_SCALING=1024"]
     assert run_here(*argv, *more) == 0
     folder = only_run(tmp_path / "out", "profile")
@@ -105,12 +103,11 @@ def test_profile_of_a_run(digits_argv, tmp_path, monkeypatch):
     found = shares(text)
     parts = [found[phase] for phase in Phase]
     assert min(parts) > 0
-    assert sum(parts) == pytest.approx(found["step, with the profiler"], abs=0.5)
+    assert sum(parts) == approx(found["step, with the profiler"], abs=0.5)
     assert 80 < found["step, with the profiler"] <= 100
     with gzip.open(folder / TRACE) as file:
         names = [entry.get("name") for entry in json.load(file)["traceEvents"]]
-    assert names.count(OPTIMIZER) == 10
-    assert names.count(FORWARD) == 20
+    assert (names.count(OPTIMIZER), names.count(FORWARD)) == (10, 20)
     assert not list(folder.glob("*.pth"))
     assert read_json(folder / STATUS)["state"] == "finished"
     assert "float16 is safe at loss scale" in log[log.index("----- AMP report: O1: float16") :]
@@ -119,11 +116,11 @@ def test_profile_of_a_run(digits_argv, tmp_path, monkeypatch):
     assert all(float(row["gradient"]) > 0 for row in ops if row["op"] == "weight")
 
 
-@pytest.mark.gpu
+@mark.gpu
 def test_gpu_work_is_assigned_to_its_phase(digits_argv, tmp_path):
     command = parse_command_line(["-amp", "-profile", *digits_argv, "MODEL.EMBED_DIM=192"])
     assert run(command, single_process()) == 0
     log = log_of(only_run(tmp_path / "out", "profile"))
     found = shares(log[log.index("GPU (ms)") :])
     assert all(found[phase] > 0 for phase in (DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER))
-    assert sum(found[phase] for phase in Phase) == pytest.approx(found["step, with the profiler"], abs=0.5)
+    assert sum(found[phase] for phase in Phase) == approx(found["step, with the profiler"], abs=0.5)

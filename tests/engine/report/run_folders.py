@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from conftest import cli
 from PIL import Image
 
 from configs.command_line import parse_command_line, to_yaml
@@ -44,7 +45,7 @@ def make_run(folder: Path, epochs: int = 3, options: Sequence[str] = (), **value
             {"kind": "epoch"} | position | {
                 "lr": 0.1 / epoch, "train_loss": 2 / epoch, "train_top1": 5 * epoch, "images_per_second": 1000 + epoch,
                 "data_wait_share": 0.05 / epoch, "loss_scale": 1.0, "skipped_steps": 0, "peak_memory_bytes": 2e9,
-                "train_seconds": 60 * epoch,
+                "train_seconds": 60 * epoch
             }
         )  # fmt: skip
     write_rows(folder, rows)
@@ -52,7 +53,7 @@ def make_run(folder: Path, epochs: int = 3, options: Sequence[str] = (), **value
     return folder
 
 
-def write_rows(folder: Path, rows: Iterable[dict[str, Any]]) -> None:
+def write_rows(folder: Path, rows: Iterable[dict[str, Any]]):
     """Replaces the rows; by default they are of epochs."""
     lines = ({"kind": "epoch", "step": 20 * row["epoch"]} | row for row in rows)
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
@@ -60,7 +61,7 @@ def write_rows(folder: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 def make_evaluation_run(folder: Path, names: Sequence[str] = ("cat", "dog", "fox")) -> Path:
     """The folder of `-eval`."""
-    _write_options(folder, ["-dataset=digits", "-eval", "-pretrained=best.pth"], [])
+    _write_options(folder, cli("-dataset=digits -eval -pretrained=best.pth"), [])
     result = {"top1": 87.5, "top5": 99.0, "loss": 0.5, "images_per_second": 5000.0}
     write_json(folder / "run.json", {"state": "finished", "result": result})
     write_facts(folder, [EvaluationData(8, 3, 3)])
@@ -68,7 +69,7 @@ def make_evaluation_run(folder: Path, names: Sequence[str] = ("cat", "dog", "fox
     return folder
 
 
-def add_evaluation(folder: Path, names: Sequence[str]) -> None:
+def add_evaluation(folder: Path, names: Sequence[str]):
     """The files of `engine/evaluation/files.py`. Of each class 3 of 4 images are right; one is the next class."""
     folder = folder / "evaluation"
     (folder / "pictures").mkdir(parents=True)
@@ -98,7 +99,7 @@ def add_evaluation(folder: Path, names: Sequence[str]) -> None:
             {"index": index, "path": f"{index}.png", "true": names[index % number],
              "predicted": following[index % number], "probability": 90, "true_probability": 5, "loss": 3.0}
             for index in range(2, 6)
-        ],
+        ]
     }  # fmt: skip
     if number <= 50:
         tables["confusion"] = [list(names), matrix.tolist()]
@@ -109,21 +110,21 @@ def add_evaluation(folder: Path, names: Sequence[str]) -> None:
         noise.save(folder / "pictures" / f"{index}-attention.jpg", quality=95)
 
 
-def update_json(path: Path, **values: Any) -> None:
+def update_json(path: Path, **values: Any):
     write_json(path, json.loads(path.read_text()) | values)
 
 
-def write_facts(folder: Path, facts: Iterable[Fact]) -> None:
+def write_facts(folder: Path, facts: Iterable[Fact]):
     """Adds them to those that the folder has."""
     known = read_json(folder / "run.json").get("facts", {})
     update_json(folder / "run.json", facts=known | {type(fact).__name__: asdict(fact) for fact in facts})
 
 
-def write_json(path: Path, values: Any) -> None:
+def write_json(path: Path, values: Any):
     path.write_text(json.dumps(values))
 
 
-def _write_options(folder: Path, flags: list[str], options: Sequence[str]) -> None:
+def _write_options(folder: Path, flags: list[str], options: Sequence[str]):
     folder.mkdir(parents=True)
     command = parse_command_line([*flags, "-opts", "SEED=0", *options])
     (folder / "config.yaml").write_text(to_yaml(command.config))
@@ -135,7 +136,7 @@ VOID = {"meta", "link", "img", "br", "input"}
 class Reader(HTMLParser):
     """tags: (name, attributes) of all elements. text: all that is shown. Raises AssertionError if tags do not match."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, html: str):
         super().__init__()
         self.html = html
         self.tags = []

@@ -7,7 +7,8 @@ import subprocess
 from dataclasses import replace
 
 import numpy as np
-import pytest
+from numpy.random import default_rng
+from pytest import fixture, mark
 from run_folders import make_run, update_json, write_rows
 
 from configs.schema.operating_point import OperatingPoint
@@ -17,7 +18,7 @@ from engine.report.contents import read_contents
 from engine.report.page import run_page
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not BROWSER, reason="no Chromium")]
+pytestmark = [mark.slow, mark.skipif(not BROWSER, reason="no Chromium")]
 MEASURE = """<script>
 const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
 function rgb(color) {
@@ -84,13 +85,13 @@ CLASSES = {
 }
 
 
-@pytest.fixture(scope="module", params=CLASSES)
+@fixture(scope="module", params=CLASSES)
 def html(request, tmp_path_factory):
     """The page of a probe with validation and test images, and an operating point."""
     names = CLASSES[request.param]
     folder = make_run(tmp_path_factory.mktemp("page") / "probe-20260101-12-00", 1, ["MODEL.TUNE=probe"])
     write_rows(folder, [{"epoch": 1, "step": 1, "val_top1": 80.0, "val_loss": 0.5, "train_loss": 0.4, "lr": 0.0}])
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     for name, split in (("evaluation", "val"), ("evaluation-test", "test")):
         targets = rng.integers(0, len(names), 400)
         scores = rng.normal(size=(400, len(names))).astype(np.float32)
@@ -122,7 +123,7 @@ def shown(html: str, width: int, folder, media: str = "") -> dict:
 MEDIA = [(1200, ""), (1200, "(prefers-color-scheme: dark)"), (400, ""), (718, "print")]  # A4 without its margins
 
 
-@pytest.mark.parametrize(("width", "media"), MEDIA, ids=str)
+@mark.parametrize("width, media", MEDIA, ids=str)
 def test_the_page_shows_the_result_first_and_no_text_is_cut_covered_or_faint(width, media, html, tmp_path):
     """On a narrow screen wide tables and the list of sections scroll in themselves."""
     found = shown(html, width, tmp_path, media)

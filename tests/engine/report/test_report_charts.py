@@ -4,7 +4,8 @@ import math
 import re
 
 import numpy as np
-import pytest
+from numpy.random import default_rng
+from pytest import approx, mark
 
 from engine.report.charts import MAX_POINTS, Chart, Series, axis_of, downsample, option_text
 from engine.report.contents import points
@@ -45,7 +46,7 @@ def test_the_points_of_a_curve_are_its_values():
 
 
 def test_a_long_curve_keeps_its_first_last_and_extreme_points():
-    values = np.random.default_rng(0).normal(size=100_000)
+    values = default_rng(0).normal(size=100_000)
     values[[12_345, 77_777]] = 50, -50
     points = list(enumerate(values.tolist()))
     kept = downsample(points)
@@ -59,13 +60,13 @@ def test_values_of_many_magnitudes_have_a_logarithmic_axis():
     axis = axis_of([2, 65536], 5, log=True)
     assert axis.is_log
     assert axis.ticks == (1, 10, 100, 1000, 10_000, 100_000)
-    assert axis.position(10) == pytest.approx(0.2)
+    assert axis.position(10) == approx(0.2)
     assert not axis_of([1, 50], 5, log=True).is_log
     assert not axis_of([0, 1e6], 5, log=True).is_log
 
 
-@pytest.mark.parametrize("log", [False, True])
-@pytest.mark.parametrize("values", [["1e308", "1"], ["-1e308", "1e308"], ["1e150", "-1e150"], ["5e-324", "1"]])
+@mark.parametrize("log", [False, True])
+@mark.parametrize("values", [["1e308", "1"], ["-1e308", "1e308"], ["1e150", "-1e150"], ["5e-324", "1"]])
 def test_numbers_at_the_limits_of_float64_have_a_chart_or_are_left_out(values, log):
     """`metrics.csv` of a damaged run, or of another program."""
     for given in (values, values[:1]):

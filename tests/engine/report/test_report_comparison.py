@@ -9,8 +9,9 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-import pytest
-from conftest import refused
+from conftest import cli, refused
+from numpy.random import default_rng
+from pytest import approx, fixture, mark
 from run_folders import Reader, add_evaluation, make_evaluation_run, make_run, update_json, write_facts, write_rows
 from scipy.special import log_expit, log_softmax
 from sklearn.metrics import roc_auc_score, roc_curve
@@ -21,7 +22,7 @@ from utils.files import read_json
 from utils.tables import read_csv_rows
 
 
-@pytest.fixture
+@fixture
 def compare(capsys):
     """Returns the page of the folders, the lines of the table, and the lines about other folders."""
 
@@ -89,7 +90,7 @@ def test_evaluations_and_failed_and_unfinished_runs_are_compared_too(tmp_path, c
     assert page.text.index("killed 20.00%") < page.text.index("87.50%")
 
 
-@pytest.mark.parametrize("wrong", ["x", ["x"], {"x": {}}, 10**30])
+@mark.parametrize("wrong", ["x", ["x"], {"x": {}}, 10**30])
 def test_a_record_with_wrong_types_does_not_hide_the_other_runs(tmp_path, compare, wrong):
     """Who compares a folder of many runs, one of them edited or written by a script, got a traceback and no page."""
     for key in read_json(make_run(tmp_path / "good", 2) / "run.json"):
@@ -169,7 +170,7 @@ def test_csv_has_all_digits_and_all_options(tmp_path, capsys):
     assert printed.err == f"Page: {tmp_path / 'compare.html'}\n"
 
 
-@pytest.mark.parametrize(("columns", "shown"), [("80", 100), ("400", 400)], ids=["narrow", "wide"])
+@mark.parametrize("columns, shown", [("80", 100), ("400", 400)], ids=["narrow", "wide"])
 def test_the_table_fits_the_terminal_and_names_what_it_leaves_out(columns, shown, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
     keys = [f"TRAIN.{key}=0.125" for key in ("BASE_LR", "END_LR", "SMOOTHING", "MIXUP_ALPHA", "MIXUP_PROB")]
@@ -186,7 +187,7 @@ def test_the_table_fits_the_terminal_and_names_what_it_leaves_out(columns, shown
     assert ("training time" in lines[0]) == (shown == 400)
 
 
-@pytest.mark.parametrize("epoch", [0, 1])
+@mark.parametrize("epoch", [0, 1])
 def test_seeds_whose_best_epoch_is_one_probe_are_not_compared(epoch, tmp_path, compare):
     for seed in range(2):
         write_rows(make_run(tmp_path / f"s{seed}", 2, [f"SEED={seed}"]), [{"epoch": epoch, "val_top1": 69.81}])
@@ -199,7 +200,7 @@ def test_groups_have_means_and_deviations(tmp_path, capsys):
     scores = {0.01: [50, 61, 72, 53, 64, 75.5], 0.02: [40, 40, 40, 40, 40, 43]}
     for rate, index in product(scores, range(6)):
         seed, fold = divmod(index, 3)
-        keys = ["DATA.FOLDS=3", f"DATA.FOLD={fold}", f"SEED={seed}", f"TRAIN.BASE_LR={rate}"]
+        keys = cli(f"DATA.FOLDS=3 DATA.FOLD={fold} SEED={seed} TRAIN.BASE_LR={rate}")
         score = scores[rate][index]
         result = {"top1": score, "test": {"top1": score / 2}}
         folder = make_run(tmp_path / f"{rate}-{seed}-{fold}", 2, keys, result=result)
@@ -222,7 +223,7 @@ def test_groups_have_means_and_deviations(tmp_path, capsys):
 def test_runs_are_grouped_by_the_options_that_were_given(tmp_path, capsys):
     """Rules derive other epochs for each fold: one mean; of epochs that were given: no mean, and why."""
     for fold, (epochs, score) in enumerate([(9, 84.0), (6, 55.0), (10, 86.0)]):
-        keys = ["DATA.FOLDS=3", f"DATA.FOLD={fold}", f"TRAIN.NUM_EPOCHS={epochs}", "TRAIN.MINUTES=2"]
+        keys = cli(f"DATA.FOLDS=3 DATA.FOLD={fold} TRAIN.NUM_EPOCHS={epochs} TRAIN.MINUTES=2")
         given = {"TRAIN.NUM_EPOCHS": 40, "DATA.FOLD": fold, "DATA.FOLDS": 3, "TRAIN.MINUTES": 2}
         make_run(tmp_path / f"fold-{fold}", 2, keys, given=given, result={"top1": score})
     assert main([str(tmp_path)]) == 0
@@ -238,7 +239,7 @@ def test_runs_are_grouped_by_the_options_that_were_given(tmp_path, capsys):
     assert "no mean over DATA.FOLD: no two runs have the same TRAIN.NUM_EPOCHS" in printed.err
 
 
-@pytest.mark.parametrize("further, has_curve", [([], True), (["TRAIN.BASE_LR={}"], False)], ids=["shares", "and rates"])
+@mark.parametrize("further, has_curve", [([], True), (["TRAIN.BASE_LR={}"], False)], ids=["shares", "and rates"])
 def test_a_learning_curve_is_the_gain_per_doubling(further, has_curve, tmp_path, compare):
     """Of the two largest shares, means of two seeds: from 60 to 90 by four times the images, so 15 points. Of a run and
     its repetition, the last one counts.
@@ -258,7 +259,7 @@ def test_a_learning_curve_is_the_gain_per_doubling(further, has_curve, tmp_path,
     assert drawn == [("5 12.5 50", "11 60 90")] * has_curve
 
 
-@pytest.mark.parametrize(("first", "last"), [(60, 90), (90, 60)])
+@mark.parametrize("first, last", [(60, 90), (90, 60)])
 def test_a_run_and_its_continuation_are_no_repetition(first, last, tmp_path, compare):
     """The last one counts, whether it is better or worse."""
     for day, (name, rate, top1) in enumerate((("a", 1, first), ("a-again", 1, last), ("other", 2, 50)), 1):
@@ -272,10 +273,10 @@ def test_a_run_and_its_continuation_are_no_repetition(first, last, tmp_path, com
     assert (group["runs"], float(group["mean"])) == ("2", (last + 70) / 2)
 
 
-@pytest.fixture
+@fixture
 def folds(tmp_path) -> list[Path]:
     """Runs of three folds; each has held out 50 images of three patients, of one class each."""
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     folders = []
     for fold in range(3):
         keys = ["DATA.DATASET=folder", "DATA.FOLDS=3", f"DATA.FOLD={fold}", "DATA.RENAME={old: b}"]
@@ -314,11 +315,11 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(folds, tmp_path, 
         assert (stale.parent / f"{row['index']}.jpg").read_text() == row["path"]
     labels, scores = held_out_in(folds)
     summary = read_json(tmp_path / "out-of-fold/summary.json")
-    assert summary["top1"] == pytest.approx(100 * (scores.argmax(1) == labels).mean())
+    assert summary["top1"] == approx(100 * (scores.argmax(1) == labels).mean())
     false, true, _ = roc_curve(labels == 1, scores[:, 1], drop_intermediate=False)
-    assert summary["operating_point"]["sensitivity"] == pytest.approx(100 * true[1 - false >= 0.9].max())
+    assert summary["operating_point"]["sensitivity"] == approx(100 * true[1 - false >= 0.9].max())
     ranked = summary["class_auroc"]["auroc"]
-    assert ranked == pytest.approx(100 * roc_auc_score(labels == 1, scores[:, 1]))
+    assert ranked == approx(100 * roc_auc_score(labels == 1, scores[:, 1]))
     assert f"out of fold AUROC, b {ranked:.2f}% no interval: fewer than 10 groups of a class" in page.text
     assert read_json(tmp_path / "out-of-fold/groups/summary.json")["samples"] == 9
     (group,) = read_csv_rows(tmp_path / "groups.csv")
@@ -338,8 +339,8 @@ def test_a_fold_is_calibrated_by_the_temperatures_of_the_others(folds, tmp_path,
     labels, scores = held_out_in(folds)
     shares = log_expit(scores) / np.repeat([4, 8**0.5, 8**0.5], 50)[:, None]
     summary = read_json(tmp_path / "out-of-fold/summary.json")
-    assert summary["calibrated"]["loss"] == pytest.approx(-log_softmax(shares, 1)[range(150), labels].mean(), rel=1e-5)
-    assert summary["loss"] == pytest.approx(-log_expit(scores)[range(150), labels].mean(), rel=1e-5)
+    assert summary["calibrated"]["loss"] == approx(-log_softmax(shares, 1)[range(150), labels].mean(), rel=1e-5)
+    assert summary["loss"] == approx(-log_expit(scores)[range(150), labels].mean(), rel=1e-5)
 
 
 def test_folds_that_are_not_one_result_say_why(folds, compare):

@@ -9,8 +9,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from conftest import each_row, each_value, log_of, read_result, refused
+from conftest import cli, each_row, each_value, log_of, read_result, refused
 from PIL import Image
+from pytest import fixture, mark
 from run_folders import (
     add_evaluation,
     make_evaluation_run,
@@ -40,7 +41,7 @@ from utils.metric_table import METRICS
 from utils.notes import UNFINISHED
 
 
-@pytest.fixture
+@fixture
 def run(tmp_path):
     folder = make_run(tmp_path / "digits-1", options=["TRAIN.BASE_LR=0.01", "DATA.IMAGE_SIZE=32"])
     add_evaluation(folder, ["cat", "dog", "fox"])
@@ -50,13 +51,13 @@ def run(tmp_path):
 def test_the_page_of_a_finished_run_has_all_parts_in_order(run):
     page = read_page(run)
     assert [tag["id"].removeprefix("section-") for tag in page.all("h2")] == [
-        "model-and-data", "curves", "options", "classes", "calibration", "worst-mistakes", "warnings",
+        "model-and-data", "curves", "options", "classes", "calibration", "worst-mistakes", "warnings"
     ]  # fmt: skip
     assert "Confusion matrix Rows: true class" in page.text.partition("Model and data")[0]
     for shown in (
         "of 12 validation images 30.00% best validation top-1; epoch 3 of 300", "0.455 M parameters", "2 processes",
         "1437 training images", "TRAIN.BASE_LR 0.01 0.003", "have one training image", "fox 5.00%",
-        "predicted fox 90.00%", "torch 2.14.1, commit 0123-dirty", "Hosts a, b", "python <b>",
+        "predicted fox 90.00%", "torch 2.14.1, commit 0123-dirty", "Hosts a, b", "python <b>"
     ):  # fmt: skip
         assert shown in page.text, shown
     assert len(page.all("img")) == 8
@@ -78,7 +79,7 @@ def test_a_calibration_error_before_the_temperature_says_so(run):
     assert text.index("calibration error: 1.25%") < text.rindex("4.50%")
 
 
-@pytest.mark.slow
+@mark.slow
 def test_the_curves_are_a_picture_where_matplotlib_is_installed(run, monkeypatch):
     pytest.importorskip("matplotlib")
     assert report.main([str(run)]) == 0
@@ -104,7 +105,7 @@ def test_the_page_loads_nothing_and_runs_only_its_own_script(run):
     assert not any("style" in tag or any(key.startswith("on") for key in tag) for _, tag in page.tags)
 
 
-@pytest.mark.parametrize("state", UNFINISHED)
+@mark.parametrize("state", UNFINISHED)
 def test_a_killed_run_has_the_command_that_resumes_it(tmp_path, state):
     gone = {"state": state, "host": socket.gethostname(), "pid": 2**22 + 1}
     page = read_page(make_run(tmp_path / "a run", **gone))
@@ -165,7 +166,7 @@ null | 53.0 |
 
 @each_row(SHIFTS)
 def test_weights_of_classes_that_shift_the_probabilities_are_named(tmp_path, weights, mean, found):
-    options = [f"LOSS.CLASS_WEIGHTS={weights}", "DATA.MULTI_LABEL=true", "DATA.DATASET=csv", "LOSS.NAME=bce"]
+    options = cli(f"LOSS.CLASS_WEIGHTS={weights} DATA.MULTI_LABEL=true DATA.DATASET=csv LOSS.NAME=bce")
     folder = make_run(tmp_path / "a run", options=options)
     add_evaluation(folder, ["cat", "dog", "fox"])
     rows = [("cat", 3, float(mean)), ("dog", 6, 48.0), ("fox", 0, "")]
@@ -190,9 +191,7 @@ def test_tables_of_groups_count_groups_and_files_have_their_folders(run):
     assert [re.sub("<[^>]*>", " ", row).split()[1] for row in titles] == ["images", "groups"]
 
 
-@pytest.mark.parametrize(
-    ("split", "word"), [("val", "validation "), ("train", "training "), ("test", "test "), (None, "")]
-)
+@mark.parametrize("split, word", [("val", "validation "), ("train", "training "), ("test", "test "), (None, "")])
 def test_an_evaluation_has_the_name_of_its_split_and_no_curves(tmp_path, split, word):
     folder = make_evaluation_run(tmp_path / "eval-digits")
     update_json(folder / "evaluation/summary.json", split=split)
@@ -251,7 +250,7 @@ def test_the_results_of_validation_and_test_have_their_intervals(run):
     assert "12.34" not in head and "9.96" in head
 
 
-@pytest.mark.parametrize("epoch", [2, 3])
+@mark.parametrize("epoch", [2, 3])
 def test_figures_of_an_earlier_epoch_than_the_best_one_say_so(epoch, run):
     """A run in progress, or a killed one, had no time for the files of its best epoch, 3."""
     update_json(run / "evaluation" / "summary.json", epoch=epoch)
@@ -266,8 +265,8 @@ def test_figures_of_an_earlier_epoch_than_the_best_one_say_so(epoch, run):
 
 def test_a_copy_to_share_names_no_file_folder_host_or_person(run, tmp_path):
     """The page itself has each of them; class names and figures are in both."""
-    options = ["MODEL.PRETRAINED=backbone7.pth", "DATA.CLASSES=klassen7.txt", "DATA.IMAGE_ROOT=/home/anna7/bilder7"]
-    options += ["DATA.DATASET=csv", "DATA.DATA_PATH=befunde7.csv", "DATA.GROUPS=patient7", "TRAIN.BASE_LR=0.01"]
+    options = cli("MODEL.PRETRAINED=backbone7.pth DATA.CLASSES=klassen7.txt DATA.IMAGE_ROOT=/home/anna7/bilder7")
+    options += cli("DATA.DATASET=csv DATA.DATA_PATH=befunde7.csv DATA.GROUPS=patient7 TRAIN.BASE_LR=0.01")
     options += ["MODEL.TYPE=timm", "MODEL.NAME=resnet18"]
     folder = make_run(tmp_path / "digits-2", options=options)
     add_evaluation(folder, ["cat", "dog", "fox"])
@@ -299,7 +298,7 @@ def test_a_copy_to_share_names_no_file_folder_host_or_person(run, tmp_path):
 
 HOSTILE = (
     "<script>alert(1)</script>", "</title><img src=x onerror=alert(1)>", "n" * 300, "two\nlines\r\x1b[31m",
-    "right \u202eto left", "=HYPERLINK(1)", '" onmouseover="alert(1)', "{{ 7 * 7 }}", "\udcff", "a & b", "",
+    "right \u202eto left", "=HYPERLINK(1)", '" onmouseover="alert(1)', "{{ 7 * 7 }}", "\udcff", "a & b", ""
 )  # fmt: skip
 
 
@@ -406,7 +405,7 @@ def test_the_pages_of_a_run_take_a_fiftieth_of_its_time(monkeypatch, tmp_path, e
 def test_an_evaluation_without_jinja2_lacks_only_its_page(digits_run, cpu, tmp_path, monkeypatch):
     run_folder = digits_run()
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    argv = ["-eval", f"-resume={run_folder}", f"-output={tmp_path / 'evaluations'}", "-num_workers=0"]
+    argv = cli(f"-eval -resume={run_folder} -output={tmp_path / 'evaluations'} -num_workers=0")
     run_command(parse_command_line(argv), cpu)
     (folder,) = (tmp_path / "evaluations").iterdir()
     assert read_result(folder)["finished"]

@@ -3,7 +3,8 @@
 import csv
 
 import numpy as np
-import pytest
+from numpy.random import default_rng
+from pytest import approx
 from run_folders import make_run
 from scipy.stats import t
 
@@ -14,25 +15,25 @@ from utils.tables import read_csv_rows
 
 def test_the_variance_is_the_one_of_readers_and_cases():
     """Of differences without an effect of images the paired t interval of the means of the seeds."""
-    generator = np.random.default_rng(0)
+    generator = default_rng(0)
     effect = generator.normal(size=(4, 1)) + np.zeros((4, 50))
     effect += np.tile([1.0, -1.0], (4, 25)) * generator.choice(
         [-1, 1], (4, 1)
     )  # no image is better on the mean of seeds
     found = difference_of(effect)
-    assert found.mean == pytest.approx(effect.mean())
+    assert found.mean == approx(effect.mean())
     of_seeds = effect.mean(1)
     assert found.error >= of_seeds.std(ddof=1) / 2
     x = generator.normal(size=(3, 40)) + generator.normal(size=40)
     rows, columns = x.mean(1), x.mean(0)
     rest = x - rows[:, None] - columns + x.mean()
     variance = 40 * rows.var(ddof=1) + max(3 * columns.var(ddof=1) - (rest**2).sum() / 78, 0)
-    assert difference_of(x).error == pytest.approx(np.sqrt(variance / 120), rel=1e-9)
-    assert difference_of(x).p == pytest.approx(2 * t.sf(abs(x.mean()) / np.sqrt(variance / 120), 2), rel=1e-6)
+    assert difference_of(x).error == approx(np.sqrt(variance / 120), rel=1e-9)
+    assert difference_of(x).p == approx(2 * t.sf(abs(x.mean()) / np.sqrt(variance / 120), 2), rel=1e-6)
 
 
 def test_groups_csv_has_the_difference_of_each_setting_to_the_first(tmp_path):
-    generator = np.random.default_rng(0)
+    generator = default_rng(0)
     hits = {}
     for rate, share in ((0.01, 0.9), (0.02, 0.7), (0.03, 0.85)):
         hits[rate] = generator.random((3, 60)) < share
@@ -50,14 +51,14 @@ def test_groups_csv_has_the_difference_of_each_setting_to_the_first(tmp_path):
     assert first["difference"] == ""
     scores = 100 * hits[float(first["TRAIN.BASE_LR"])].mean(1)
     distance = t.ppf(0.975, 2) * scores.std(ddof=1) / np.sqrt(3)
-    assert float(first["mean_high"]) == pytest.approx(scores.mean() + distance)
+    assert float(first["mean_high"]) == approx(scores.mean() + distance)
     found = [
         difference_of(100.0 * (hits[float(row["TRAIN.BASE_LR"])] * 1.0 - hits[float(first["TRAIN.BASE_LR"])]))
         for row in others
     ]
     ps = sorted(one.p for one in found)
     for row, one in zip(others, found, strict=True):
-        assert float(row["difference"]) == pytest.approx(one.mean)
-        assert float(row["difference_low"]) == pytest.approx(one.mean - t.ppf(1 - 0.025 / 2, 2) * one.error)
+        assert float(row["difference"]) == approx(one.mean)
+        assert float(row["difference_low"]) == approx(one.mean - t.ppf(1 - 0.025 / 2, 2) * one.error)
         expected = 2 * ps[0] if one.p == ps[0] else max(2 * ps[0], ps[1])
-        assert float(row["difference_p"]) == pytest.approx(min(expected, 1))
+        assert float(row["difference_p"]) == approx(min(expected, 1))

@@ -5,8 +5,8 @@ nothing about the others, nor about differences within the interval of the resul
 import shlex
 import shutil
 
-import pytest
-from conftest import TINY_VIT, cells_of, config_for, each_value, noise_folder, train
+from conftest import TINY_VIT, cells_of, cli, config_for, each_value, noise_folder, train
+from pytest import mark
 from run_folders import add_evaluation, make_run, read_page, update_json, write_facts, write_rows
 
 from configs.command_line import parse_command_line
@@ -31,6 +31,14 @@ def run_of(folder, train, val, options=(), baseline=(40.0, 10.0), interval=(55.0
     add_evaluation(folder, ["cat", "dog", "fox"])
     update_json(folder / "evaluation/summary.json", interval=interval)
     return read_contents(folder)
+
+
+def write_classes(folder, names, counts, predicted):
+    """Images and predictions of each class."""
+    rows = zip(names, counts, predicted, strict=True)
+    table = [{"class": name, "count": count, "predicted": number} for name, count, number in rows]
+    update_json(folder / "evaluation/tables.json", per_class=table)
+    update_json(folder / "evaluation/summary.json", samples=sum(counts))
 
 
 def kind_of(run) -> str:
@@ -63,7 +71,7 @@ BELOW_BASELINE = """
 """
 
 
-@pytest.mark.parametrize("val, interval, baselines, options, kind", cells_of(BELOW_BASELINE))
+@mark.parametrize("val, interval, baselines, options, kind", cells_of(BELOW_BASELINE))
 def test_a_model_below_a_baseline(tmp_path, val, interval, baselines, options, kind):
     scores, limits, given = ([*map(float, cell.split())] for cell in (val, interval, baselines))
     run = run_of(tmp_path / "a b", scores, scores, options.split(), given, limits)
@@ -84,19 +92,12 @@ ANSWERS = """
 """
 
 
-@pytest.mark.parametrize("counts, predicted, option, named, advised", cells_of(ANSWERS))
+@mark.parametrize("counts, predicted, option, named, advised", cells_of(ANSWERS))
 def test_a_class_that_is_predicted_far_too_often_is_named_with_its_counts(
     tmp_path, counts, predicted, option, named, advised
 ):
     folder = run_of(tmp_path / "run", RISING, RISING, [*WEIGHTS, "TRAIN.PATIENCE=2", *option.split()]).folder
-    rows = [
-        {"label": label, "class": name, "count": int(count), "predicted": int(number)}
-        for label, (name, count, number) in enumerate(
-            zip(("lynx", "deer", "empty"), counts.split(), predicted.split(), strict=True)
-        )
-    ]
-    update_json(folder / "evaluation/tables.json", per_class=rows)
-    update_json(folder / "evaluation/summary.json", samples=1053)
+    write_classes(folder, ("lynx", "deer", "empty"), [*map(int, counts.split())], [*map(int, predicted.split())])
     update_json(folder / "run.json", stopped_early=True)
     text, command = verdict_of(read_contents(folder))
     assert ("510 of 1,053 validation images are called lynx, 8 are" in text) == bool(named)
@@ -109,12 +110,7 @@ def test_a_command_for_a_run_with_minutes_repeats_its_epochs(tmp_path):
     """Planned again by another speed, it would differ in more than the option that is tried."""
     weighted = "LOSS.CLASS_WEIGHTS=balanced"
     folder = run_of(tmp_path / "run", RISING, RISING, [*WEIGHTS, "TRAIN.MINUTES=2", weighted]).folder
-    rows = [
-        {"label": 0, "class": "a", "count": 8, "predicted": 800},
-        {"label": 1, "class": "b", "count": 800, "predicted": 8},
-    ]
-    update_json(folder / "evaluation/tables.json", per_class=rows)
-    update_json(folder / "evaluation/summary.json", samples=808)
+    write_classes(folder, "ab", [8, 800], [800, 8])
     config = config_for(*shlex.split(verdict_of(read_contents(folder))[1])[2:])
     assert config.train.minutes is None
     assert config.train.num_epochs == read_contents(folder).options["TRAIN.NUM_EPOCHS"]
@@ -124,19 +120,17 @@ def test_more_epochs_are_no_advice_after_an_early_stop(tmp_path):
     assert kind_of(run_of(tmp_path / "run", RISING, RISING, WEIGHTS, (78.4, 10.0), stopped_early=True)) == "probe"
 
 
-@pytest.mark.slow
+@mark.slow
 def test_the_command_holds_out_the_images_of_the_run(tmp_path):
     """Of data that have grown since the run whose images -held_out names."""
     images = noise_folder(tmp_path / "a b", 0, 40, (8, 8, 3)) / "val"
-    flags = ["-dataset=folder", f"-data_path={images}", "-batch_size=8", f"-output={tmp_path / 'o'}", "-epochs=1"]
+    flags = ["-dataset=folder", f"-data_path={images}", *cli(f"-batch_size=8 -output={tmp_path / 'o'} -epochs=1")]
     flags += ["-opts", *TINY_VIT, "MODEL.NUM_CLASSES=2", "DATA.VAL_FRACTION=0.3", "DATA.BALANCED_SAMPLING=true"]
     old = train([*flags, "TRAIN.MAX_STEPS=1"])
     for file in sorted(images.glob("*/*"))[::3]:
         shutil.copy(file, file.with_stem(f"{file.stem}_new"))
     folder = train([*flags, f"-held_out={old}"])
-    rows = [{"class": "a", "count": 1, "predicted": 8}, {"class": "b", "count": 9, "predicted": 2}]
-    update_json(folder / "evaluation/tables.json", per_class=rows)
-    update_json(folder / "evaluation/summary.json", samples=10)
+    write_classes(folder, "ab", [1, 9], [8, 2])
     typed = shlex.split(verdict_of(read_contents(folder))[1])[2:]
     again = train([*typed, f"-output={tmp_path / 'other'}"])
     assert (again / "held_out.json").read_text() == (folder / "held_out.json").read_text()
@@ -172,7 +166,7 @@ FLAT_VALIDATION = """
 """
 
 
-@pytest.mark.parametrize("val, last, kind", cells_of(FLAT_VALIDATION))
+@mark.parametrize("val, last, kind", cells_of(FLAT_VALIDATION))
 def test_training_above_a_flat_validation(tmp_path, val, last, kind):
     scores = [*map(float, val.split())]
     train = [float(last) * epoch / len(scores) for epoch in range(1, len(scores) + 1)]
@@ -189,7 +183,7 @@ FLAT_AUROC = """
 """
 
 
-@pytest.mark.parametrize("scores, losses, last, kind", cells_of(FLAT_AUROC))
+@mark.parametrize("scores, losses, last, kind", cells_of(FLAT_AUROC))
 def test_a_metric_falls_while_top_1_of_a_rare_class_is_flat(tmp_path, scores, losses, last, kind):
     run = run_of(tmp_path / "run", [], [], [*WEIGHTS, "EVAL.BEST_METRIC=auroc"]).folder
     columns = zip(map(float, scores.split()), map(float, losses.split()), strict=True)
@@ -198,7 +192,7 @@ def test_a_metric_falls_while_top_1_of_a_rare_class_is_flat(tmp_path, scores, lo
     assert kind_of(read_contents(run)) == kind
 
 
-@pytest.mark.parametrize("metric", ["loss", "ece"])
+@mark.parametrize("metric", ["loss", "ece"])
 def test_a_lower_loss_or_calibration_error_is_no_flat_validation(metric, tmp_path):
     run = run_of(tmp_path / "run", [], [], [*WEIGHTS, f"EVAL.BEST_METRIC={metric}"]).folder
     rows = [{"epoch": epoch, "val_loss": 1 / epoch, "val_ece": 30 / epoch} for epoch in range(1, 7)]
@@ -218,7 +212,7 @@ BELOW_PROBE = """
 """
 
 
-@pytest.mark.parametrize("val, options, kind, first", cells_of(BELOW_PROBE))
+@mark.parametrize("val, options, kind, first", cells_of(BELOW_PROBE))
 def test_a_model_below_its_probe(tmp_path, val, options, kind, first):
     scores = [*map(float, val.split())]
     run = run_of(tmp_path / "run", scores[1:], scores, [*WEIGHTS, *options.split()], interval=(90.1, 97.3))
@@ -237,7 +231,7 @@ AT_CHANCE = """
 """
 
 
-@pytest.mark.parametrize("losses, options, kind", cells_of(AT_CHANCE))
+@mark.parametrize("losses, options, kind", cells_of(AT_CHANCE))
 def test_a_training_at_chance_names_a_tenth_of_the_rate(tmp_path, losses, options, kind):
     run = make_run(tmp_path / "run", options=["MODEL.NUM_CLASSES=10", *options.split()])
     of_epochs = enumerate(map(float, losses.split()), 1)
@@ -248,26 +242,24 @@ def test_a_training_at_chance_names_a_tenth_of_the_rate(tmp_path, losses, option
 ONE_ANSWER = """
 counts | predicted | says
 [6, 4] | [10, 0] | true
-[6, 4] | [9, 1] | false
+[6, 4] | [8, 2] | false
 [6, 0] | [6, 0] | false
 """
 
 
-@pytest.mark.parametrize(("val", "kind"), [([60] * 6, "probe"), (RISING, "longer")])
+@mark.parametrize("val, kind", [([60] * 6, "probe"), (RISING, "longer")])
 @each_value(ONE_ANSWER)
 def test_a_model_of_one_answer_does_not_overfit(tmp_path, val, kind, counts, predicted, says):
     """Whatever the training: nine tenths of the training are right, and each validation image is a cat."""
     run_of(tmp_path / "run", [15 * epoch for epoch in range(1, 7)], val, WEIGHTS)
-    rows = zip(("cat", "dog"), counts, predicted, strict=True)
-    table = [{"class": name, "count": count, "predicted": number} for name, count, number in rows]
-    update_json(tmp_path / "run/evaluation/tables.json", per_class=table)
+    write_classes(tmp_path / "run", ("cat", "dog"), counts, predicted)
     run = read_contents(tmp_path / "run")
     assert ("cat" in verdict_of(run)[0]) == says
     assert not says or kind_of(run) == kind
 
 
-@pytest.mark.parametrize(
-    ("train", "val", "options", "status"),
+@mark.parametrize(
+    "train, val, options, status",
     [
         (FLAT, FLAT, [], {}),
         ([x + 5 for x in RISING], RISING, [], {}),  # it begins to overfit

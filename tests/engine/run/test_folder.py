@@ -9,9 +9,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-import pytest
 import torch
-from conftest import ROOT, config_for, refused, rows, run_here, train
+from conftest import ROOT, cli, config_for, refused, rows, run_here, train
+from pytest import mark, raises
 
 from configs.command_line import parse_command_line
 from engine.checkpoint import run_folder
@@ -41,9 +41,9 @@ def test_options_that_a_resumed_run_replaces_are_kept_with_their_step(digits_run
     train([f"-resume={folder}"])
     assert (folder / "config.yaml").read_text() == first
     assert not [*folder.glob("config-*")]
-    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=5"])
+    train(cli(f"-resume={folder} -opts TRAIN.MAX_STEPS=5"))
     second = (folder / "config.yaml").read_text()
-    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=6"])
+    train(cli(f"-resume={folder} -opts TRAIN.MAX_STEPS=6"))
     assert "MAX_STEPS: 6" in (folder / "config.yaml").read_text()
     kept = {path.name: path.read_text() for path in folder.glob("config-*")}
     assert kept == {"config-step-000003.yaml": first, "config-step-000005.yaml": second}
@@ -53,8 +53,8 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["links", "pipes"])
+@mark.slow
+@mark.parametrize("kind", ["links", "pipes"])
 def test_a_resumed_run_changes_no_file_outside_its_folder(digits_run, digits_argv, tmp_path, kind):
     """For people who resume a run in a folder of somebody else: links could lead to their files, pipes block them."""
     folder = digits_run()
@@ -98,14 +98,14 @@ def test_a_copy_by_hard_links_is_another_run(digits_run, digits_argv, tmp_path, 
     with lock_run_folder(run):
         copy = Path(shutil.copytree(run, tmp_path / "copy", copy_function=os.link))
         before = contents(run)
-        with pytest.raises(Unavailable, match=rf"process {os.getpid()} on \S+; "), lock_run_folder(run):
+        with raises(Unavailable, match=rf"process {os.getpid()} on \S+; "), lock_run_folder(run):
             pass
         train([*digits_argv, "TRAIN.NUM_EPOCHS=3", f"-resume={copy}"])
         assert contents(run) == before
         assert (copy / "log.txt").read_bytes().startswith(before[run / "log.txt"])
-        with pytest.raises(Unavailable), lock_run_folder(run):
+        with raises(Unavailable), lock_run_folder(run):
             pass
-        with lock_run_folder(copy), pytest.raises(Unavailable), lock_run_folder(copy):
+        with lock_run_folder(copy), raises(Unavailable), lock_run_folder(copy):
             pass
 
 
@@ -130,11 +130,11 @@ def test_a_folder_of_read_only_files_is_made_writable_by_the_advice():
         shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "flags", [["-data_path=/nowhere", "-dataset=folder"], ["-pretrained=none.pth"], ["-profile", "-pretrained=n.pth"]]
 )
 def test_a_failed_start_leaves_no_folder(digits_argv, tmp_path, flags):
-    with pytest.raises(UserError):
+    with raises(UserError):
         run_here(*digits_argv[:1], *flags, *digits_argv[1:])
     assert not (tmp_path / "out").exists()
 
@@ -174,7 +174,7 @@ def test_printed_command_is_quoted_and_repeats_processes_and_device():
     assert words == ["main_multi_gpu.py", "-ngpus=3", "-device=cpu", "-resume=a folder"]
 
 
-NEEDS_GIT = pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+NEEDS_GIT = mark.skipif(not shutil.which("git"), reason="needs git")
 
 
 def record(folder: Path, context: ProcessContext, resumed: Path | None = None) -> Environment:
@@ -206,7 +206,7 @@ def test_secrets_are_not_recorded(tmp_path, cpu, monkeypatch):
 
 
 def git(folder: Path, *arguments: str) -> str:
-    settings = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    settings = cli("-c user.name=a -c user.email=a@b")
     return subprocess.run(
         ["git", "-C", folder, *settings, *arguments], check=True, capture_output=True, text=True
     ).stdout
@@ -248,7 +248,7 @@ def test_a_resumed_run_names_what_has_changed(tmp_path, cpu):
     assert not read_run(without_facts)
 
 
-@pytest.mark.parametrize("kind", ["a file", "a dangling link"])
+@mark.parametrize("kind", ["a file", "a dangling link"])
 def test_a_root_that_is_no_folder_is_refused(tmp_path, kind):
     root = tmp_path / "output"
     if kind == "a file":

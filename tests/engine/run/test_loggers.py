@@ -6,8 +6,8 @@ import threading
 from types import SimpleNamespace
 from unittest.mock import MagicMock, call
 
-import pytest
 from conftest import SMALL_BATCHES, assert_same_state, log_of, refused, states, train
+from pytest import approx, fixture, mark
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from engine.run.log import RunLogger
@@ -17,7 +17,7 @@ from engine.run.record import read_run
 RESULT = {"top1": 90.0, "finished": True}
 
 
-@pytest.fixture
+@fixture
 def libraries(monkeypatch) -> tuple[MagicMock, MagicMock]:
     """Stand-ins for wandb and mlflow."""
     wandb, mlflow = MagicMock(), MagicMock()
@@ -32,7 +32,7 @@ def libraries(monkeypatch) -> tuple[MagicMock, MagicMock]:
     return wandb, mlflow
 
 
-@pytest.mark.slow
+@mark.slow
 def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, libraries):
     """A run that is interrupted and resumed is one row or run everywhere; loggers do not change its weights."""
     wandb, mlflow = libraries
@@ -55,7 +55,7 @@ def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, libraries):
     assert inits[1]["config"]["environment"] == read_run(logged)["facts"]["Environment"]
     logs = wandb.run.log.call_args_list
     curves = {made.kwargs["step"]: made.args[0]["train/loss"] for made in logs if "train/loss" in made.args[0]}
-    assert curves == {event.step: pytest.approx(event.value) for event in events.Scalars("train/loss")}
+    assert curves == {event.step: approx(event.value) for event in events.Scalars("train/loss")}
     assert logs == mlflow.log_metrics.call_args_list
     assert wandb.run.summary.update.call_args.args[0]["result/finished"]
     wandb.run.finish.assert_called_with(exit_code=0)
@@ -153,7 +153,7 @@ def test_wandb_does_not_ask_for_a_login(libraries):
         check_loggers(["wandb"])
 
 
-@pytest.mark.skipif("not __import__('pathlib').Path('/dev/full').exists()")
+@mark.skipif("not __import__('pathlib').Path('/dev/full').exists()")
 def test_a_full_disk_prints_no_traceback(tmp_path, cpu, capsys, monkeypatch):
     monkeypatch.setattr("engine.run.log.own_file", lambda path, flags: os.open("/dev/full", os.O_WRONLY))
     logger = RunLogger(cpu)

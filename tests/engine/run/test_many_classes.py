@@ -3,9 +3,10 @@
 import json
 
 import numpy as np
-import pytest
 import torch
-from conftest import config_for, refused
+from conftest import config_for, of_module, refused
+from numpy.random import default_rng
+from pytest import mark
 
 from configs.command_line import to_yaml
 from configs.compare import changed_options, experiment_mismatch
@@ -20,12 +21,12 @@ CLASSES = 100_000
 NAMES = [f"n{number:08d} a name of sixty characters, as of a species {number:08d}" for number in range(CLASSES)]
 
 
-@pytest.fixture(scope="module")
+@of_module
 def recipe(tmp_path_factory):
     """LOSS.CLASS_WEIGHTS and DATA.RENAME of 20,000 classes, each in one line of JSON."""
     file = tmp_path_factory.mktemp("recipe") / "recipe.yaml"
     names = NAMES[: CLASSES // 5]
-    weights = json.dumps(np.random.default_rng(0).uniform(0.5, 2, len(names)).tolist())
+    weights = json.dumps(default_rng(0).uniform(0.5, 2, len(names)).tolist())
     renamed = json.dumps({name: name.upper() for name in names})
     options = f"DATA:\n  DATASET: folder\n  RENAME: {renamed}\nLOSS:\n  NAME: bce\n  CLASS_WEIGHTS: {weights}\n"
     file.write_text(f"{options}MODEL:\n  NUM_CLASSES: {len(names)}\n")
@@ -64,7 +65,7 @@ def test_a_key_that_a_long_value_has_twice_is_refused(tmp_path):
         config_for(f"-cfg={file}")
 
 
-@pytest.mark.parametrize("text", ["DATA.ONLY_CLASSES: [{}]\n", "DATA:\n  ONLY_CLASSES: [{}]\n"])
+@mark.parametrize("text", ["DATA.ONLY_CLASSES: [{}]\n", "DATA:\n  ONLY_CLASSES: [{}]\n"])
 def test_long_names_that_look_like_numbers_are_as_written(text, tmp_path):
     names = [f"{number}.10" for number in range(100, 300)]
     file = tmp_path / "recipe.yaml"

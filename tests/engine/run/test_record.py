@@ -6,8 +6,8 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
-from conftest import log_of, read_result, train
+from conftest import cli, log_of, read_result, train
+from pytest import mark
 
 from engine.checkpoint.files import load_checkpoint
 from engine.report.contents import best_epoch
@@ -98,7 +98,7 @@ def test_the_first_process_that_fails_writes_why_and_how_to_resume_into_the_log(
     assert [line[20:] for line in lines] == ["error: rank 0\\x1b has ended", f"resume with: {command}"]
 
 
-@pytest.mark.parametrize("message", ["no space: " + "x" * 900, "short"])
+@mark.parametrize("message", ["no space: " + "x" * 900, "short"])
 def test_a_full_disk_has_room_for_the_last_state(tmp_path, monkeypatch, message):
     record = record_in(tmp_path)
     record.update(slow_rank={"host": "a" * 100})  # the text becomes shorter
@@ -159,7 +159,7 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
 DAMAGED = (
     b"{", b"[]", b"7", b"{}", b"\xff\xfe",
     b'{"kind": "epoch", "epoch": 1}', b'{"kind": "other", "epoch": 1, "step": 1}',
-    b'{"kind": ["epoch"], "epoch": 1, "step": 1}', b'{"kind": "epoch", "epoch": "one", "step": 1}', b"[" * 100_000,
+    b'{"kind": ["epoch"], "epoch": 1, "step": 1}', b'{"kind": "epoch", "epoch": "one", "step": 1}', b"[" * 100_000
 )  # fmt: skip
 
 
@@ -225,7 +225,7 @@ def test_facts_and_warnings_of_all_starts(tmp_path):
     assert read_fact(run["facts"], Model) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000])
+@mark.parametrize("text", ["", "{", "[]", "[" * 100_000])
 def test_a_damaged_record_is_begun_anew(tmp_path, text):
     (tmp_path / RUN).write_text(text)
     record_in(tmp_path).add_warning("one")
@@ -233,22 +233,22 @@ def test_a_damaged_record_is_begun_anew(tmp_path, text):
     assert read_run(tmp_path)["warnings"] == {"one": 1}
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "values",
     [
-        None, 7, "cpu", {}, {"processes": "many", "device": "cpu", "precision": "float32"},
-    ],
+        None, 7, "cpu", {}, {"processes": "many", "device": "cpu", "precision": "float32"}
+    ]
 )  # fmt: skip
 def test_a_damaged_fact_is_none(values):
     assert read_fact({"Devices": values}, Devices) is None
 
 
 def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv):
-    options = ["TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false", "MODEL.TUNE=head"]
+    options = cli("TRAIN.MAX_STEPS=3 TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_WARMUP=false MODEL.TUNE=head")
     options += ["TRAIN.MODEL_EMA_DECAY=0.9999", "LOSS.CLASS_WEIGHTS=balanced"]
     folder = train([*digits_argv, *options])
     before = read_result(folder)
-    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=4"])
+    train(cli(f"-resume={folder} -opts TRAIN.MAX_STEPS=4"))
     run, log = read_run(folder), log_of(folder)
     kinds = (Start, Devices, Environment, TrainingData, Model, ImagesRead)
     facts = {kind: read_fact(run["facts"], kind) for kind in kinds}

@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
-import pytest
 import torch
 from conftest import each_value, log_of, refused
+from pytest import approx
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from configs.schema import Amp
@@ -39,7 +39,7 @@ class SimulatedRun:
             timer_of(context.device),
             clock=TrainClock(0.0, seconds=1.0), horizon=Horizon(2),
             report_freq=report_freq, images_per_epoch=STEPS * BATCH_SIZE,
-            loggers=LoggerGroup([], "", {}, logger),
+            loggers=LoggerGroup([], "", {}, logger)
         )  # fmt: skip
         self.reporter.start(0, 0)
         self.before_report = lambda: None
@@ -120,7 +120,7 @@ def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):
     for _ in range(2):
         run.epoch(*[(1.0, 1.0, False)] * STEPS)
         figures = [row for row in read_metrics(tmp_path)[0] if row["kind"] == "report"][-1]
-        assert figures["data_wait_share"] == pytest.approx(0.2)
+        assert figures["data_wait_share"] == approx(0.2)
         assert figures["launch_bound_share"] == 0.75
     assert re.findall(r"time left: (\S+)", run.log)[0] == "3.0s"  # of the second epoch
     for row in run.rows("metrics.csv"):
@@ -130,7 +130,7 @@ def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):
 FIGURES = {
     "lr": 0.000095, "images_per_second": 2850.4, "data_wait_share": 0.004, "tflops_per_second": 307.2,
     "model_flops_utilization": 0.3105, "loss_scale": 65536.0, "skipped_steps": 0, "peak_memory_bytes": 20_100_000_000,
-    "launch_bound_share": None,
+    "launch_bound_share": None
 }  # fmt: skip
 LATEST = Metrics({"loss": 6.9077, "top1": 0.0}, 20480, 0, 1.2345)
 PADDLEVIT = "Epoch[001/300], Step[0020/1251], Lr: 0.000095, Loss: 6.9077 (6.9077), Avg Acc: 0.10%"
@@ -158,7 +158,7 @@ def test_a_loss_scale_appears_in_the_first_report_and_when_it_changes(tmp_path, 
     run.before_report = next_scale
     run.epoch(*[(1.0, 1.0, False)] * STEPS)
     assert re.findall(r"Step\[0*(\d)/|loss scale (\d)", run.log) == [
-        ("0", ""), ("", "4"), ("1", ""), ("2", ""), ("", "2"),
+        ("0", ""), ("", "4"), ("1", ""), ("2", ""), ("", "2")
     ]  # fmt: skip
 
 

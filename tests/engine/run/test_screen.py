@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
-from conftest import digits_flags, log_of, only_run, read_result, refused, values_of
+from conftest import cli, digits_flags, log_of, only_run, read_result, refused, values_of
+from numpy.random import default_rng
+from pytest import fixture, mark
 
 import main_single_gpu
 from engine.run.log import RunLogger
@@ -17,7 +18,7 @@ from utils.notes import Note
 
 def jpegs(root: Path) -> Path:
     """40 images of noise of 12 classes, with defects that give more warnings than the screen has room for."""
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     for number in range(40):
         pixels = rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)
         write_image(root / f"class {number % 10}" / f"{number}.jpg", pixels)
@@ -26,14 +27,14 @@ def jpegs(root: Path) -> Path:
     return root
 
 
-@pytest.fixture(params=["digits", "folder"])
+@fixture(params=["digits", "folder"])
 def flags(request, tmp_path, monkeypatch) -> list[str]:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     if request.param == "digits":
         return [*digits_flags(tmp_path / "out"), "TRAIN.NUM_EPOCHS=1", "DATA.NUM_WORKERS=0"]
     data = f"-data_path={jpegs(tmp_path / 'data')}"
-    return [data, f"-output={tmp_path / 'out'}", "-device=cpu", "-epochs=1", "-num_workers=0", "-image_size=32"]
+    return [data, *cli(f"-output={tmp_path / 'out'} -device=cpu -epochs=1 -num_workers=0 -image_size=32")]
 
 
 def test_the_screen_is_short_and_the_log_is_complete(flags, tmp_path, monkeypatch, capsys):
@@ -60,7 +61,7 @@ def test_the_screen_is_short_and_the_log_is_complete(flags, tmp_path, monkeypatc
     assert read_result(folder)["finished"]
 
 
-@pytest.mark.parametrize("warnings, notes", values_of("2|1\n3|7\n7|1\n7|9"))
+@mark.parametrize("warnings, notes", values_of("2|1\n3|7\n7|1\n7|9"))
 def test_a_few_notes_and_warnings_are_shown_and_the_others_counted(warnings, notes, tmp_path, cpu, capsys):
     logger = RunLogger(cpu)
     for index in range(warnings):
@@ -135,7 +136,7 @@ def test_an_option_to_type_is_not_cut_and_misleading_figures_come_first(tmp_path
     assert "1 more" in lines[3]
 
 
-@pytest.mark.parametrize("end", ["; lower -batch_size, or free memory", "; remove all but one: " + "a.jpg, " * 30])
+@mark.parametrize("end", ["; lower -batch_size, or free memory", "; remove all but one: " + "a.jpg, " * 30])
 def test_the_advice_of_a_long_warning_is_seen(end, tmp_path, cpu, capsys):
     logger = RunLogger(cpu)
     logger.open(tmp_path)

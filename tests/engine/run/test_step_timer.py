@@ -7,9 +7,9 @@ from itertools import islice
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 from conftest import cells_of, config_for, each_value, model_for, train
+from pytest import approx, fixture, mark
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import flop_counter
 
@@ -94,7 +94,7 @@ class SimulatedGpu:
         return self.now - started
 
 
-@pytest.fixture
+@fixture
 def simulated(monkeypatch):
     return SimulatedGpu(monkeypatch), timer_of(torch.device("cuda"))
 
@@ -107,7 +107,7 @@ loader | launch | busy | wait | launch_bound
 """
 
 
-@pytest.mark.parametrize("accum", [1, 4])
+@mark.parametrize("accum", [1, 4])
 @each_value(SHARES)
 def test_shares_of_the_time(simulated, loader, launch, busy, wait, launch_bound, accum):
     gpu, timer = simulated
@@ -118,10 +118,10 @@ def test_shares_of_the_time(simulated, loader, launch, busy, wait, launch_bound,
     seconds = gpu.train(timer, batches, 40, launch, busy, accum)
     taken = np.sum([*gpu.taken, timer.take()], axis=0)
     times = timer.totals().since(start)
-    assert taken == pytest.approx((times.data_wait_seconds, times.forward_seconds))
-    assert times.data_wait_seconds / seconds == pytest.approx(wait, abs=0.015)
-    assert times.launch_bound_share == pytest.approx(launch_bound, abs=0.05)
-    assert times.forward_seconds == pytest.approx(40 * accum * max(busy, launch) / 3, rel=0.05)
+    assert taken == approx((times.data_wait_seconds, times.forward_seconds))
+    assert times.data_wait_seconds / seconds == approx(wait, abs=0.015)
+    assert times.launch_bound_share == approx(launch_bound, abs=0.05)
+    assert times.forward_seconds == approx(40 * accum * max(busy, launch) / 3, rel=0.05)
 
 
 def test_a_run_compares_the_seconds_of_each_step(digits_argv, monkeypatch):
@@ -148,7 +148,7 @@ def test_work_between_epochs_is_no_wait(simulated):
 EVEN = (0.01, 0.10)  # waiting for data, forward pass
 
 
-@pytest.fixture
+@fixture
 def slow_ranks(cpu, tmp_path):
     """A function that makes a `SlowRanks`; its run.json is in `tmp_path`."""
     (record := RunRecord()).open(tmp_path)
@@ -162,8 +162,8 @@ def feed(ranks: SlowRanks, steps: int, *seconds: tuple[float, float]) -> list[tu
     return [(step, str(note)) for step, note in notes if note]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "cause", "times"),
+@mark.parametrize(
+    "seconds, cause, times",
     [
         ((0.09, 0.10), LOADING, "90 ms per step against 10 ms"),
         ((0.01, 0.18), FORWARD_PASS, "180 ms per step against 100"),
@@ -190,8 +190,8 @@ def test_told_again_after_recovery_or_for_another_cause(slow_ranks, tmp_path):
     assert [step for step, _ in feed(ranks, 100, EVEN, EVEN, slow_forward)] == [50]
 
 
-@pytest.mark.parametrize(
-    ("compares_forward", "seconds", "causes"),
+@mark.parametrize(
+    "compares_forward, seconds, causes",
     [
         (True, (EVEN, (0.01, 0.14)), [FORWARD_PASS]),  # one of two ranks
         (True, ((0.0, 0.004), (0.0, 0.008)), []),  # twice as long, but 4 ms
@@ -234,7 +234,7 @@ def test_flops_of_a_vit_equal_the_closed_form():
     assert model.patch_embed.proj.weight.grad is None
 
 
-@pytest.mark.parametrize("name", ["CaiT", "CoaT", "HaloNet", "SwinTransformer"])
+@mark.parametrize("name", ["CaiT", "CoaT", "HaloNet", "SwinTransformer"])
 def test_flops_are_those_of_torchs_counter(name):
     """On both devices, and with a frozen first half. torch ignores the groups in the gradients of a convolution."""
 
@@ -256,7 +256,7 @@ def test_flops_are_those_of_torchs_counter(name):
         assert flops_per_image(model, options.data, device=device) == counter.get_total_flops()
 
 
-@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention])
+@mark.parametrize("kind", [torch.nn.LSTM, torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention])
 def test_layers_that_are_one_op_on_a_cpu_are_counted(kind, cpu):
     """Those with attention if no gradient is needed, as behind a frozen backbone."""
     layer = kind(8, 4, batch_first=True).requires_grad_(False)
@@ -287,16 +287,16 @@ Tesla T4 | bfloat16 |  # no bfloat16 tensor cores
 """
 
 
-@pytest.mark.parametrize("name, kind, tflops", cells_of(PEAKS))
+@mark.parametrize("name, kind, tflops", cells_of(PEAKS))
 def test_peak_by_device_name_and_dtype(name, kind, tflops):
     dtype, *tf32 = kind.split()
     found = peak_flops_per_second(name, getattr(torch, dtype), bool(tf32))
-    assert found == (pytest.approx(1e12 * float(tflops)) if tflops else None)
+    assert found == (approx(1e12 * float(tflops)) if tflops else None)
 
 
 SIMILAR = (
     "NVIDIA GeForce RTX 3080 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA A10-24Q", "NVIDIA H100 80GB HBM2e",
-    "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA L40", "Tesla V100-SXM3-32GB", "AMD Instinct MI300X",
+    "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA L40", "Tesla V100-SXM3-32GB", "AMD Instinct MI300X"
 )  # fmt: skip
 
 
@@ -315,14 +315,14 @@ PARAMETERS = 3 * 8 * 8 * 10 + 10
 FLOPS = 2 * 2 * 3 * 8 * 8 * 10  # forward pass and weight gradient
 
 
-@pytest.mark.parametrize(("name", "peak"), [("NVIDIA H200", 4 * 989.4e12), ("NVIDIA H300", None)])
+@mark.parametrize("name, peak", [("NVIDIA H200", 4 * 989.4e12), ("NVIDIA H300", None)])
 def test_peak_is_the_sum_over_all_gpus(monkeypatch, name, peak):
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: name)
     context = ProcessContext(1, 1, 4, 4, torch.device("cuda", 1))
     model = describe_model(classifier(), DATA, torch.bfloat16, False, context)
     assert model == Model(PARAMETERS, FLOPS, peak, PARAMETERS)
-    assert model.utilization(1e9) == (peak and pytest.approx(1e9 * FLOPS / peak))
-    assert model.tflops_per_second(1e9) == pytest.approx(FLOPS / 1e3)
+    assert model.utilization(1e9) == (peak and approx(1e9 * FLOPS / peak))
+    assert model.tflops_per_second(1e9) == approx(FLOPS / 1e3)
 
 
 def test_model_without_flop_count_has_no_rates(cpu):

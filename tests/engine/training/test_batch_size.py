@@ -8,20 +8,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
-from conftest import (
-    ROOT,
-    assert_same_run,
-    config_for,
-    digits_flags,
-    environment,
-    read_result,
-    refused,
-    train,
-)
+from conftest import ROOT, assert_same_run, cli, config_for, digits_flags, environment, read_result, refused, train
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import fixture, mark
 
 from configs.yaml_io import parse_value
 from engine.training import batch_size
@@ -43,7 +34,7 @@ def test_the_largest_size_that_fits_is_found_without_sizes_far_above_it(sizes, l
     assert len(tried) - len(above) <= 13
 
 
-@pytest.fixture
+@fixture
 def fits_16(monkeypatch):
     """Each image takes 1 MB: 16 fit. Returns the trials."""
     trials = []
@@ -85,7 +76,7 @@ def test_memory_that_other_processes_use_on_a_gpu_does_not_count(cpu, fits_16, m
     assert find_batch_size(config, replace(cpu, device=torch.device("cuda:0")))[0] == 8
 
 
-@pytest.mark.slow
+@mark.slow
 def test_the_run_needs_no_more_than_the_limit(tmp_path, cpu):
     flags = [*digits_flags(tmp_path), *AUTO, "DATA.IMAGE_SIZE=128", "TRAIN.MAX_STEPS=2", "DATA.GLOBAL_BATCH_SIZE=16"]
     flags += ["DATA.VAL_FRACTION=0.01", "MODEL.ATTENTION=explicit"]  # whose memory grows with the batch
@@ -99,10 +90,10 @@ def test_the_run_needs_no_more_than_the_limit(tmp_path, cpu):
     assert read_result(run)["peak_memory_bytes"] < 1e9 * limit
 
 
-@pytest.mark.slow
+@mark.slow
 def test_a_trial_ends_with_its_killed_run():
     """On a GPU it would keep its memory."""
-    flags = ["-cfg=configs/vit_base_patch16_224.yaml", "-dataset=fake", "-batch_size=auto", "-memory_gb=30", "-dry_run"]
+    flags = cli("-cfg=configs/vit_base_patch16_224.yaml -dataset=fake -batch_size=auto -memory_gb=30 -dry_run")
     command = [sys.executable, "main_single_gpu.py", *flags, "-opts", "DATA.GLOBAL_BATCH_SIZE=256"]
     process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, start_new_session=True)
     while len(processes_in(process.pid)) < 4:  # the run, a tracker of resources, the server and the trial

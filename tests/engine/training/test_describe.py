@@ -5,9 +5,9 @@ import shlex
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from conftest import ROOT, cells_of, config_for, each_value
+from pytest import fixture, mark
 
 from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
 from configs.schema import Config, Parallel
@@ -85,20 +85,20 @@ MISFITS = """
 """
 
 
-@pytest.mark.parametrize("train, model, part", cells_of(MISFITS))
+@mark.parametrize("train, model, part", cells_of(MISFITS))
 def test_options_that_do_not_fit_the_run(train, model, part):
     found = misfits(parse_value(train), **parse_value(model))
     assert len(found) == bool(part)
     assert all(part in text for text in found)
 
 
-@pytest.mark.parametrize("given", [{}, {"SYNC_BN": True, "BUCKET_MB": 10.0}, {"STRATEGY": "fsdp"}])
+@mark.parametrize("given", [{}, {"SYNC_BN": True, "BUCKET_MB": 10.0}, {"STRATEGY": "fsdp"}])
 def test_what_one_process_does_not_use_is_named(given):
     text = "".join(note.text for note in notes_on_one_process(Parallel.model_validate(given)))
     assert re.findall(r"PARALLEL\.(\w+)", text) == [*given]
 
 
-@pytest.mark.parametrize("optimizer, lr", [("AdamW", 3e-4), ("SGD", 3e-5), ("nesterov", 3e-5), ("sgdw", 3e-5)])
+@mark.parametrize("optimizer, lr", [("AdamW", 3e-4), ("SGD", 3e-5), ("nesterov", 3e-5), ("sgdw", 3e-5)])
 def test_the_warning_about_another_batch_size_has_the_fitting_rate(optimizer, lr):
     options = {"BASE_LR": 3e-3, "BASE_LR_BATCH_SIZE": 6400, "OPTIMIZER": {"NAME": optimizer}}
     (warning,) = misfits(options)
@@ -116,7 +116,7 @@ SAMPLES = {"imagenet2012": 1_281_167, "caltech101": 7809, "caltech256": 27_545, 
 FOLDER = 600  # images
 
 
-@pytest.fixture
+@fixture
 def at_root(monkeypatch):
     monkeypatch.chdir(ROOT)
 
@@ -129,7 +129,7 @@ def parsed(command: str, *more: str):
     return config, int(devices[1]) if devices else 1
 
 
-@pytest.mark.parametrize("recipe", COMMANDS)
+@mark.parametrize("recipe", COMMANDS)
 def test_no_warning(recipe, at_root):
     config, devices = parsed(COMMANDS[recipe])
     samples = next((count for name, count in SAMPLES.items() if config.data.dataset.startswith(name)), FOLDER)
@@ -147,8 +147,3 @@ def test_a_rate_given_above_the_recipe_is_not_the_one_that_was_tuned(at_root):
     assert parsed(recipe, "-opts", "TRAIN.BASE_LR=1e-4")[0].train.base_lr_batch_size is None
     own = parsed(recipe, "-opts", "TRAIN.BASE_LR=1e-4", "TRAIN.BASE_LR_BATCH_SIZE=256")[0].train
     assert own.base_lr_batch_size == 256
-
-
-def test_a_step_has_at_most_the_batches_of_an_epoch():
-    layouts = [EpochLayout(96, BatchPlan(8, accumulation=number), 0) for number in (1, 5, 12, 20)]
-    assert [layout.steps_per_epoch for layout in layouts] == [12, 3, 1, 1]

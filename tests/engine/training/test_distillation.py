@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 from conftest import (
@@ -13,17 +12,21 @@ from conftest import (
     GREY,
     TINY_VIT,
     assert_same_state,
+    cli,
     line_of,
     model_for,
+    of_module,
     refused,
     run_here,
     states,
     train,
 )
 from PIL import Image
+from pytest import approx, mark
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.levit import LevitDistilled
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from configs.command_line import to_yaml
 from configs.schema import Amp, Config, Data
@@ -35,7 +38,7 @@ from engine.training.loss import Teacher, build_step_loss, build_teacher, class_
 TINY_TEACHER = {"EMBED_DIM": 32, "DEPTH": 1, "NUM_HEADS": 2, "PATCH_SIZE": 4}
 STUDENT = Data.model_validate({"IMAGE_SIZE": 8, "IMAGENET_MEAN": [0.5] * 3, "IMAGENET_STD": [0.5] * 3})
 OWN = {"IMAGE_SIZE": 12, "IMAGENET_MEAN": [0.48, 0.46, 0.41], "IMAGENET_STD": [0.23, 0.22, 0.225]}
-RANDOM = ["MODEL.DROPOUT=0.1", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1.0", "TRAIN.RANDOM_ERASE_PROB=0.5"]
+RANDOM = cli("MODEL.DROPOUT=0.1 TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1.0 TRAIN.RANDOM_ERASE_PROB=0.5")
 
 
 def fp32() -> Precision:
@@ -59,7 +62,7 @@ def write_teacher(path: Path, classes: int = 5, data: dict = OWN, **model) -> Pa
     return path
 
 
-@pytest.fixture(scope="module")
+@of_module
 def tiny_teacher(tmp_path_factory) -> Path:
     return write_teacher(tmp_path_factory.mktemp("teacher") / "best.pth")
 
@@ -81,9 +84,9 @@ def by_formula(kind: str, student: Tensor, teacher: Tensor, tau: float) -> float
     return tau**2 * (p * (p / q).log()).sum().item()
 
 
-@pytest.mark.parametrize("kind", ["soft", "hard"])
-@pytest.mark.parametrize("targets", ["labels", "mixed", "padding"])
-@pytest.mark.parametrize("heads", [1, 2])
+@mark.parametrize("kind", ["soft", "hard"])
+@mark.parametrize("targets", ["labels", "mixed", "padding"])
+@mark.parametrize("heads", [1, 2])
 def test_the_loss_equals_its_formula(tiny_teacher, kind, targets, heads):
     """With smoothing; both parts leave padding out."""
     alpha, tau, smoothing = 0.3, 2.5, 0.1
@@ -109,7 +112,7 @@ def test_the_loss_equals_its_formula(tiny_teacher, kind, targets, heads):
     taught = by_formula(kind, distilled[counted], teacher(images)[counted], tau)
     expected = (1 - alpha) * base + alpha * taught
     actual = loss(outputs, labels, images)
-    assert actual.item() == pytest.approx(expected, rel=1e-5)
+    assert actual.item() == approx(expected, rel=1e-5)
     (gradient,) = torch.autograd.grad(actual, distilled)
     assert gradient[counted].abs().min() > 0
     assert targets != "padding" or gradient[[1, 3]].abs().max() == 0
@@ -130,13 +133,12 @@ def test_the_teacher_gets_its_own_normalization_and_size(tiny_teacher, tmp_path)
             resized = Image.fromarray(plane.numpy()).resize((12, 12), Image.Resampling.BICUBIC)
             np.testing.assert_allclose(channel.numpy(), np.asarray(resized), atol=1e-5)
     assert not logits.requires_grad
-    assert not teacher.model.training
     equal = build(write_teacher(tmp_path / "a.pth", data={"IMAGE_SIZE": 8}))
     images = torch.randn(2, 3, 8, 8)
     assert torch.equal(equal.preprocess(images), images)
 
 
-@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+@mark.parametrize("level", ["O1", "O2", "O3"])
 def test_the_teacher_computes_in_the_precision_of_the_run(tiny_teacher, level):
     images = torch.randn(16, 3, 8, 8)
     exact = build(tiny_teacher)
@@ -158,7 +160,7 @@ DISTILLED = {
 }
 
 
-@pytest.mark.parametrize("family, level, weight", [("deit", None, "weight"), ("levit", "O2", "linear.weight")])
+@mark.parametrize("family, level, weight", [("deit", None, "weight"), ("levit", "O2", "linear.weight")])
 def test_the_teacher_trains_the_distillation_head(tiny_teacher, family, level, weight):
     """Also of the copy that computes in half precision. In evaluation the model returns the mean of the heads."""
     data = STUDENT.model_copy(update={"image_size": 16})
@@ -176,7 +178,7 @@ def test_the_teacher_trains_the_distillation_head(tiny_teacher, family, level, w
     assert not head.any()
     assert distilled.any()  # ALPHA 1: the labels do not count
     assert not torch.equal(*outputs)
-    torch.testing.assert_close(class_logits(outputs), (outputs[0] + outputs[1]) / 2)
+    assert_close(class_logits(outputs), (outputs[0] + outputs[1]) / 2)
     with torch.no_grad(), precision.autocast():
         assert compute.eval()(images).shape == (4, 5)
 
@@ -184,16 +186,16 @@ def test_the_teacher_trains_the_distillation_head(tiny_teacher, family, level, w
 # Runs on the digits
 
 
-@pytest.fixture(scope="module")
+@of_module
 def digits_teacher(tmp_path_factory) -> Path:
     """The last checkpoint of a short run; the teacher is wider than the students and sees 12 x 12 pixels."""
     options = [*TINY_VIT, *GREY, "MODEL.EMBED_DIM=32", "DATA.IMAGE_SIZE=12", "DATA.IMAGENET_MEAN=[0.3]"]
-    argv = ["-dataset=digits", "-batch_size=64", f"-output={tmp_path_factory.mktemp('teacher')}", "-opts", *options]
+    argv = [*cli(f"-dataset=digits -batch_size=64 -output={tmp_path_factory.mktemp('teacher')} -opts"), *options]
     return train([*argv, "TRAIN.MAX_STEPS=8", "TRAIN.BASE_LR=1e-2"]) / "last.pth"
 
 
 def student(output: Path, teacher: Path, *options: str, kind: str = "soft", model: list[str] = TINY_VIT) -> list[str]:
-    flags = ["-dataset=digits", "-batch_size=64", f"-output={output}", f"-teacher_model_path={teacher}", "-opts"]
+    flags = cli(f"-dataset=digits -batch_size=64 -output={output} -teacher_model_path={teacher} -opts")
     return [*flags, *model, *GREY, f"TRAIN.DISTILLATION_TYPE={kind}", *options]
 
 

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import TINY_VIT, log_of, noise_folder, only_run, read_result, refused, slow, states, train
+from conftest import TINY_VIT, cli, log_of, noise_folder, only_run, read_result, refused, slow, states, train
+from pytest import fixture, mark
 from slow_decoder import decode_slowly
 
 from configs.command_line import parse_command_line
@@ -25,7 +26,7 @@ from utils.errors import UserError
 BATCH, TRAINED = 4, 32
 
 
-@pytest.fixture
+@fixture
 def data(tmp_path) -> Path:
     """30 images for validation and for the test."""
     root = noise_folder(tmp_path / "data", train=TRAINED, val=30, shape=(40, 50, 3))
@@ -40,7 +41,7 @@ def damage(path: Path):
 
 
 def flags(data: Path, workers: int, *options: str) -> list[str]:
-    given = ["-dataset=folder", f"-data_path={data}", f"-batch_size={BATCH}", f"-num_workers={workers}"]
+    given = cli(f"-dataset=folder -data_path={data} -batch_size={BATCH} -num_workers={workers}")
     return [*given, f"-output={data.parent / 'out'}", "-opts", *TINY_VIT, "TRAIN.NUM_EPOCHS=1", *options]
 
 
@@ -60,7 +61,7 @@ def error_of(context, argv: list[str], is_slow: bool) -> str:
 RUNS = [(1, 8, 120), (2, 0, 20), (3, 1, 120)]  # ranks, workers, TIMEOUT_SECONDS: loading workers start
 
 
-@pytest.fixture
+@fixture
 def errors_of(cpu, ranks):
     """`error_of` on each of so many ranks; a single one is this process."""
 
@@ -70,8 +71,8 @@ def errors_of(cpu, ranks):
     return call
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count, workers, limit", RUNS)
+@mark.slow
+@mark.parametrize("count, workers, limit", RUNS)
 def test_no_rank_waits_for_the_decoder(count, workers, limit, data, errors_of):
     damage(data / "test/class1/5.png")
     errors = errors_of(count, flags(data, workers, f"TIMEOUT_SECONDS={limit}"), True)
@@ -84,8 +85,8 @@ def test_no_rank_waits_for_the_decoder(count, workers, limit, data, errors_of):
     assert any("/test/class1/5.png" in table.read_text() for table in folder.glob("bad_images_*.csv"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count, workers, limit", RUNS)
+@mark.slow
+@mark.parametrize("count, workers, limit", RUNS)
 def test_an_evaluation_names_all_unreadable_images_on_all_ranks(count, workers, limit, data, errors_of):
     names = ["class0/2.png", "class1/29.png", "class1/5.png"]
     for name in names:
@@ -113,8 +114,8 @@ def is_saved_at_the_error(context, argv: list[str], output: Path) -> bool:
     return (only_run(output) / "last.pth").is_file()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("epochs, workers", [(4000, 1), (1, 0)], ids=["at a step", "in an evaluation"])
+@mark.slow
+@mark.parametrize("epochs, workers", [(4000, 1), (1, 0)], ids=["at a step", "in an evaluation"])
 def test_no_rank_ends_before_the_checkpoint_is_written(epochs, workers, data, ranks):
     """The launcher ends all ranks after the first one."""
     damage(data / "val/class0/2.png")
@@ -122,7 +123,7 @@ def test_no_rank_ends_before_the_checkpoint_is_written(epochs, workers, data, ra
     assert ranks(2)(is_saved_at_the_error, argv, data.parent / "out") == [True, True]
 
 
-@pytest.mark.parametrize("image", [3, 14])
+@mark.parametrize("image", [3, 14])
 def test_sigterm_is_served_after_the_batch_of_an_evaluation(
     image, data, cpu, monkeypatch, without_pictures, handlers_after_test
 ):
@@ -163,14 +164,14 @@ def dead(*arguments):
     return answer
 
 
-@pytest.fixture
+@fixture
 def has_workers(monkeypatch):
     """For the images of evaluations; the training of the test has none, which would take seconds to start."""
     monkeypatch.setattr(evaluate, "usable_cores", lambda: {0, 1})
     monkeypatch.setattr(TrainBatches, "prefetched_batches", property(lambda _: 6, lambda *_: None), raising=False)
 
 
-@pytest.mark.parametrize("process", [stopped_while_it_sends, slow(dead), slow(stopped)])
+@mark.parametrize("process", [stopped_while_it_sends, slow(dead), slow(stopped)])
 def test_a_process_that_does_not_answer_delays_nothing(process, data, monkeypatch, has_workers):
     """A resumed run has no such process: it would decode all images once more."""
     answers = []

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from conftest import (
     ROOT,
     TINY_VIT,
     assert_same_state,
+    cli,
     digits_flags,
     environment,
     noise_folder,
@@ -21,6 +21,7 @@ from conftest import (
     train,
 )
 from PIL import Image
+from pytest import mark
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -30,7 +31,7 @@ from engine.progress import Observer
 from engine.training import trainer
 from engine.training.train_batch import TrainBatch, target_text
 
-FOLDER = ["-dataset=folder", "-batch_size=4", "-image_size=32"]
+FOLDER = cli("-dataset=folder -batch_size=4 -image_size=32")
 
 
 def jpegs(root: Path) -> Path:
@@ -41,7 +42,7 @@ def jpegs(root: Path) -> Path:
     return root
 
 
-@pytest.mark.parametrize("data", ["digits", "folder"])
+@mark.parametrize("data", ["digits", "folder"])
 def test_no_image_is_decoded_and_no_pass_is_made_before_the_first_step(data, tmp_path, monkeypatch):
     flags = digits_flags(tmp_path / "out")
     if data == "folder":
@@ -94,11 +95,11 @@ def test_a_resumed_run_looks_at_no_file_of_the_same_images(tmp_path, monkeypatch
 LOADED_LATE = (
     "boto3", "engine.profiling", "engine.report.charts", "engine.report.page", "jinja2", "mlflow",
     "obstore", "pandas", "pyarrow", "scipy", "sklearn", "sympy", "tensorboard", "torch._dynamo.config",
-    "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "transformers", "triton", "wandb",
+    "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "transformers", "triton", "wandb"
 )  # fmt: skip
 UNUSED = (  # up to the end
     "boto3", "botocore", "fsspec", "mlflow", "pandas", "pyarrow", "scipy", "sklearn", "sympy", "trackio",
-    "transformers", "triton", "wandb",
+    "transformers", "triton", "wandb"
 )  # fmt: skip
 AT_FIRST_LOSS = f"""
 import atexit, gc, sys
@@ -123,7 +124,7 @@ main_single_gpu.main(sys.argv[1:])
 """
 
 
-@pytest.mark.slow
+@mark.slow
 def test_a_plain_run_imports_no_package_that_it_can_do_without_before_its_first_loss(tmp_path):
     """Nor does an evaluation, whose line with the loss follows its last batch. At exit Python collects no modules."""
     data, out = jpegs(tmp_path / "data"), tmp_path / "out"
@@ -141,10 +142,7 @@ def test_a_plain_run_imports_no_package_that_it_can_do_without_before_its_first_
     assert lines("-eval", f"-pretrained={weights}", f"-output={out / 'eval'}") == ["loaded:", "unused:", "frozen: True"]
 
 
-AUGMENTED = [
-    "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1.0", "DATA.AFFINE_DEGREES=20",
-    "TRAIN.RANDOM_ERASE_PROB=0.5",
-]  # fmt: skip
+AUGMENTED = cli("TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1.0 DATA.AFFINE_DEGREES=20 TRAIN.RANDOM_ERASE_PROB=0.5")
 
 
 def picture(folder) -> np.ndarray:
@@ -171,7 +169,7 @@ def test_the_picture_has_the_images_that_the_model_gets(digits_argv, monkeypatch
         return TrainBatch(session, outputs)
 
     monkeypatch.setattr("engine.training.trainer.TrainBatch", keep)
-    colors = ["DATA.IMAGE_CHANNELS=3", "DATA.IMAGENET_MEAN=[0.4,0.5,0.6]", "DATA.IMAGENET_STD=[0.2,0.3,0.4]"]
+    colors = cli("DATA.IMAGE_CHANNELS=3 DATA.IMAGENET_MEAN=[0.4,0.5,0.6] DATA.IMAGENET_STD=[0.2,0.3,0.4]")
     grid = picture(train([*digits_argv, *AUGMENTED, *colors, "TRAIN.MAX_STEPS=1"])).astype(int)
     scale = torch.tensor([[0.4, 0.5, 0.6], [0.2, 0.3, 0.4]]).view(2, 3, 1, 1)
     values = (255 * (given[0] * scale[1] + scale[0])).clamp(0, 255).permute(0, 2, 3, 1).numpy()
@@ -181,9 +179,9 @@ def test_the_picture_has_the_images_that_the_model_gets(digits_argv, monkeypatch
         assert abs(shown - image.repeat(20, 0).repeat(20, 1)).max() <= 1
 
 
-@pytest.mark.parametrize("epochs", [slow(1), 2])
+@mark.parametrize("epochs", [slow(1), 2])
 def test_a_loss_at_chance_is_said_once(epochs, digits_argv, capsys):
-    options = ["TRAIN.BASE_LR=3", "TRAIN.WARMUP_EPOCHS=0", f"TRAIN.NUM_EPOCHS={epochs}", "VALIDATE_FREQ=2"]
+    options = cli(f"TRAIN.BASE_LR=3 TRAIN.WARMUP_EPOCHS=0 TRAIN.NUM_EPOCHS={epochs} VALIDATE_FREQ=2")
     train([*digits_argv, *options, "DATA.BATCH_SIZE=8"])
     assert capsys.readouterr().out.count("a guess of the class has") == 1
 

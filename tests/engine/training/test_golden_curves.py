@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 import timm
 import torch
+from conftest import cli
+from pytest import mark
+from timm import create_model
 
 sys.path.append(str(Path(__file__).parents[2]))  # as a program: pytest has it already
 
@@ -25,8 +28,8 @@ _STEPS = 40
 
 def losses_of(recipe: str, folder: Path) -> list[float]:
     """The losses of the first steps of a recipe in fp32; its images and weights follow from fixed seeds."""
-    flags = [f"-cfg={ROOT}/configs/{recipe}.yaml", f"-output={folder / 'runs'}", "-num_workers=0"]
-    options = [f"TRAIN.MAX_STEPS={_STEPS}", "TRAIN.NUM_EPOCHS=20", "REPORT_FREQ=1"]
+    flags = cli(f"-cfg={ROOT}/configs/{recipe}.yaml -output={folder / 'runs'} -num_workers=0")
+    options = cli(f"TRAIN.MAX_STEPS={_STEPS} TRAIN.NUM_EPOCHS=20 REPORT_FREQ=1")
     options += ["SAVE_FREQ=1000", "VALIDATE_FREQ=1000"]
     if recipe == "vit_digits":
         options += ["TRAIN.OPTIMIZER.NAME=AdamW"]
@@ -36,8 +39,8 @@ def losses_of(recipe: str, folder: Path) -> list[float]:
         options += ["TRAIN.BASE_LR=1e-4"]  # its own amplifies the rounding of batch norms of 8 images
     if recipe == "finetune":
         torch.manual_seed(0)
-        torch.save(timm.create_model("test_efficientnet").state_dict(), folder / "weights.pth")
-        flags += ["-model=test_efficientnet", f"-pretrained={folder / 'weights.pth'}", "-image_size=32"]
+        torch.save(create_model("test_efficientnet").state_dict(), folder / "weights.pth")
+        flags += cli(f"-model=test_efficientnet -pretrained={folder / 'weights.pth'} -image_size=32")
     run = train([*flags, "-opts", *options])
     reports = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines())
     return [row["loss"] for row in reports if row["kind"] == "report"]
@@ -47,7 +50,7 @@ def torch_minor(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")[:2]))
 
 
-@pytest.mark.parametrize("recipe", ["vit_digits", slow("folder_small"), "finetune"])
+@mark.parametrize("recipe", ["vit_digits", slow("folder_small"), "finetune"])
 def test_losses_are_the_recorded_ones(tmp_path, recipe):
     if recipe == "vit_digits":
         pytest.importorskip("sklearn")

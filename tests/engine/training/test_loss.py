@@ -1,12 +1,12 @@
 """Losses: equality with torch and timm, mixed targets, padding, class weights, no wait for a GPU."""
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 from conftest import refused, seeded
+from pytest import approx, mark
 from timm.data.mixup import mixup_target
-from timm.loss import AsymmetricLossMultiLabel, BinaryCrossEntropy, compute_class_weights, create_classification_loss
+from timm.loss import AsymmetricLossMultiLabel, BinaryCrossEntropy, create_classification_loss
 from torch import Tensor
 
 from configs.schema import Loss
@@ -18,8 +18,8 @@ CPU = torch.device("cpu")
 B, CLASSES = 6, 5
 KINDS = [{}, {"NAME": "bce"}, {"NAME": "bce", "TARGET_THRESHOLD": 0.2}, {"NAME": "asl"}]
 WEIGHTS = torch.tensor([0.5, 1.0, 2.0, 4.0, 0.25])
-of_each_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
-with_weights = pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
+of_each_kind = mark.parametrize("kind", KINDS, ids=str)
+with_weights = mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
 
 
 def options(**values) -> Loss:
@@ -35,7 +35,7 @@ def several_labels() -> Tensor:
     return torch.rand((B, CLASSES), generator=seeded(1)) < 0.4
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 @with_weights
 def test_cross_entropy_is_that_of_torch(smoothing, weights):
     logits, labels = logits_and_labels()
@@ -45,17 +45,17 @@ def test_cross_entropy_is_that_of_torch(smoothing, weights):
         assert torch.equal(build_loss(options(), smoothing, weights)(logits, targets), expected)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("threshold", [None, 0.2])
+@mark.parametrize("smoothing", [0.0, 0.1])
+@mark.parametrize("threshold", [None, 0.2])
 @with_weights
 def test_binary_cross_entropy_is_that_of_timm(smoothing, threshold, weights):
     """timm's mixup smooths mixed targets; timm's loss returns the mean over the batch."""
     logits, labels = logits_and_labels()
     timm_loss = BinaryCrossEntropy(smoothing, threshold, pos_weight=weights)
     loss = build_loss(options(NAME="bce", TARGET_THRESHOLD=threshold), smoothing, weights)
-    assert loss(logits, labels) / B == pytest.approx(timm_loss(logits, labels).item(), rel=1e-6)
+    assert loss(logits, labels) / B == approx(timm_loss(logits, labels).item(), rel=1e-6)
     mixed, smoothed = mixup_target(labels, CLASSES, 0.3), mixup_target(labels, CLASSES, 0.3, smoothing)
-    assert loss(logits, mixed) / B == pytest.approx(timm_loss(logits, smoothed).item(), rel=1e-6)
+    assert loss(logits, mixed) / B == approx(timm_loss(logits, smoothed).item(), rel=1e-6)
 
 
 @of_each_kind
@@ -67,7 +67,7 @@ def test_padding_does_not_count(kind, weights):
     loss = build_loss(options(**kind), 0.1, weights)
     total = loss(logits, labels)
     kept = labels != PADDING
-    assert total.item() == pytest.approx(loss(logits[kept], labels[kept]).item(), rel=1e-6)
+    assert total.item() == approx(loss(logits[kept], labels[kept]).item(), rel=1e-6)
     total.backward()
     assert (logits.grad.abs().sum(1) > 0).tolist() == kept.tolist()
 
@@ -88,7 +88,7 @@ def test_the_host_does_not_wait_for_a_device(kind):
         build_loss(options(**kind), 0.1, WEIGHTS.to("meta"))(logits.requires_grad_(), targets).backward()
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@mark.parametrize("smoothing", [0.0, 0.1])
 def test_several_labels_per_image_have_the_loss_of_timm(smoothing):
     """timm smooths labels only; for several labels the same formula holds."""
     logits, _ = logits_and_labels()
@@ -96,11 +96,11 @@ def test_several_labels_per_image_have_the_loss_of_timm(smoothing):
     dense = targets * (1 - smoothing) + smoothing / CLASSES
     expected = BinaryCrossEntropy(0.0, pos_weight=WEIGHTS, reduction="none")(logits, dense).mean(1)
     loss = build_loss(options(NAME="bce"), smoothing, WEIGHTS)
-    assert loss(logits, targets).item() == pytest.approx(expected.sum().item(), rel=1e-6)
+    assert loss(logits, targets).item() == approx(expected.sum().item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["bce", "asl"])
-@pytest.mark.parametrize("mixes", [False, True])
+@mark.parametrize("name", ["bce", "asl"])
+@mark.parametrize("mixes", [False, True])
 def test_smoothing_of_several_labels_to_half_is_timms(name, mixes):
     """Also of a mixed batch, whose targets timm's mixup smooths. Without several labels the key has no effect."""
     logits, _ = logits_and_labels()
@@ -111,20 +111,11 @@ def test_smoothing_of_several_labels_to_half_is_timms(name, mixes):
     timms = create_classification_loss(name, multi_label=True, smoothing=0.1, soft_targets=mixes)
     chosen = options(NAME=name, SMOOTH_TO_HALF=True)
     loss = build_loss(chosen, 0.1, multi_label=True)(logits, targets)
-    assert loss.item() / B == pytest.approx(timms(logits, smoothed).item(), rel=1e-6)
+    assert loss.item() / B == approx(timms(logits, smoothed).item(), rel=1e-6)
     assert torch.equal(build_loss(chosen, 0.1)(logits, targets), build_loss(options(NAME=name), 0.1)(logits, targets))
 
 
-def test_balanced_weights_of_several_labels_are_timms_neg_pos():
-    """--loss-pos-weight neg_pos with the statistics of the training data."""
-    targets = (np.random.default_rng(0).random((40, CLASSES)) < 0.3).astype(np.int8)
-    kind, expected = compute_class_weights(targets.sum(0), len(targets), "neg_pos")
-    found = read_class_weights(options(CLASS_WEIGHTS="balanced"), targets, CLASSES, CPU)
-    assert kind == "pos_weight"
-    assert torch.allclose(found, expected)
-
-
-@pytest.mark.parametrize("kwargs", [{}, {"gamma_neg": 2, "gamma_pos": 0, "clip": 0}])
+@mark.parametrize("kwargs", [{}, {"gamma_neg": 2, "gamma_pos": 0, "clip": 0}])
 @with_weights
 def test_asymmetric_loss_is_that_of_timm(kwargs, weights):
     """Its sum over the classes, of several labels, of one, and of mixed ones; gradients too."""
@@ -136,13 +127,13 @@ def test_asymmetric_loss_is_that_of_timm(kwargs, weights):
         dense = F.one_hot(labels, CLASSES) if targets.ndim == 1 else targets
         found, expected = (logits.clone().requires_grad_() for _ in range(2))
         total, reference = loss(found, targets), theirs(expected, dense)
-        assert total.item() == pytest.approx(reference.item(), rel=1e-6)
+        assert total.item() == approx(reference.item(), rel=1e-6)
         total.backward()
         reference.backward()
         assert torch.allclose(found.grad, expected.grad, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float32])
+@mark.parametrize("dtype", [torch.int8, torch.float32])
 @with_weights
 def test_unknown_labels_do_not_count(dtype, weights):
     """As torch's loss with a weight of 0 for their cells; gradients too. Also in mixed targets."""
@@ -159,13 +150,13 @@ def test_unknown_labels_do_not_count(dtype, weights):
     reference = F.binary_cross_entropy_with_logits(
         expected, targets.float(), known.float(), pos_weight=weights, reduction="sum"
     )
-    assert total.item() == pytest.approx(reference.item() / CLASSES, rel=1e-6)
+    assert total.item() == approx(reference.item() / CLASSES, rel=1e-6)
     total.backward()
     reference.backward()
     assert torch.allclose(found.grad, expected.grad / CLASSES, rtol=1e-5)
     cells = AsymmetricLossMultiLabel(pos_weight=weights, reduction="none")(logits, targets)
     total = build_loss(options(NAME="asl"), 0, weights)(logits, marked)
-    assert total.item() == pytest.approx(cells[known].sum().item(), rel=1e-6)
+    assert total.item() == approx(cells[known].sum().item(), rel=1e-6)
 
 
 def test_balanced_weights_are_of_the_known_labels():
@@ -178,14 +169,14 @@ SEVERAL = np.zeros((400, 4), dtype=np.int8)
 SEVERAL[:100, 0] = SEVERAL[:399, 1] = SEVERAL[:, 2] = 1
 
 
-@pytest.mark.parametrize("targets, num_classes, weights", [
+@mark.parametrize("targets, num_classes, weights", [
     (np.repeat([0, 1, 2], [10, 30, 60]), 3, [100 / 30, 100 / 90, 100 / 180]),  # their mean over the samples is 1
     (np.repeat([0, 2], [8, 2]), 4, [10 / 16, 5.0, 10 / 4, 5.0]),  # without samples: as a class with one
     (SEVERAL, 4, [3, 1 / 399, 1 / 400, 399]),  # torch's pos_weight: with 100 positive and 300 negative samples, 3
 ])  # fmt: skip
 def test_balanced_weights(targets, num_classes, weights):
     found = read_class_weights(options(CLASS_WEIGHTS="balanced"), targets, num_classes, CPU)
-    assert found.tolist() == pytest.approx(weights)
+    assert found.tolist() == approx(weights)
 
 
 def test_a_list_of_weights_has_a_value_per_class():

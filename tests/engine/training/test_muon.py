@@ -3,10 +3,10 @@
 import copy
 import io
 
-import pytest
-import timm
 import torch
 from conftest import assert_same_state, cells_of, optimizer_of, seeded
+from pytest import fixture, mark
+from timm import create_model
 from timm.optim import create_optimizer_v2, muon
 from torch import nn
 
@@ -20,7 +20,7 @@ from engine.training.optimizer import set_lr
 LR, DECAY, CLIP = 0.01, 0.3, 0.5
 
 
-@pytest.fixture(autouse=True)
+@fixture(autouse=True)
 def bfloat16(monkeypatch):
     """As on a CPU with instructions for bfloat16: timm's Muon computes in it on each CPU."""
     monkeypatch.setattr(optimizers, "multiplies_bfloat16_with_onednn", lambda: True)
@@ -82,7 +82,7 @@ muon | {fallback_list: ["tall.0.*", "head.*"], fallback_lr_scale: 0.5} | 1
 """
 
 
-@pytest.mark.parametrize("name, options, threads", cells_of(RULES))
+@mark.parametrize("name, options, threads", cells_of(RULES))
 def test_every_bit_is_that_of_timm(name, options, threads):
     kwargs = parse_value(options)
     ours = Shapes()
@@ -100,10 +100,10 @@ def test_every_bit_is_that_of_timm(name, options, threads):
     assert_equal(optimizer, expected)
 
 
-@pytest.mark.parametrize("layer_decay", [None, 0.7])
+@mark.parametrize("layer_decay", [None, 0.7])
 def test_a_state_of_timm_is_continued_and_read_by_it(layer_decay):
     """A vision transformer: the state after two steps of timm's class, and the next two steps of both."""
-    ours = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=3, embed_dim=24, num_classes=5)
+    ours = create_model("vit_tiny_patch16_224", img_size=32, depth=3, embed_dim=24, num_classes=5)
     timms = copy.deepcopy(ours)
     options = train_options("muon", {}).model_copy(update={"layer_decay": layer_decay})
     expected = create_optimizer_v2(timms, "muon", LR, DECAY, layer_decay=layer_decay)
@@ -112,7 +112,7 @@ def test_a_state_of_timm_is_continued_and_read_by_it(layer_decay):
     torch.save(expected.state_dict(), file)
     optimizer = optimizer_of(ours, options)
     ours.load_state_dict(timms.state_dict())
-    Strategy().load_optimizer_state(optimizer, torch.load(io.BytesIO(file.getvalue()), weights_only=True))
+    Strategy().load_optimizer_state(optimizer, torch.load(io.BytesIO(file.getvalue())))
     for model, one in ((ours, optimizer), (timms, expected)):
         train(model, one, range(4, 6))
     assert_equal(optimizer, expected)

@@ -5,11 +5,12 @@ import shutil
 from hashlib import sha256
 from pathlib import Path
 
-import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, SMALL_BATCHES, assert_same_state, digits_flags, log_of, refused, run_here, states, train
+from conftest import ROOT, SMALL_BATCHES, assert_same_state, cli, digits_flags, log_of, refused, run_here, states, train
+from pytest import approx, mark
 from safetensors.torch import load_file
+from torch.testing import assert_close
 
 from configs.command_line import parse_command_line
 from configs.parts import LOSSES, Part, open_plugin
@@ -27,8 +28,8 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("weights", [None, torch.tensor([0.5, 1.0, 4.0])], ids=["plain", "weighted"])
+@mark.parametrize("smoothing", [0.0, 0.1])
+@mark.parametrize("weights", [None, torch.tensor([0.5, 1.0, 4.0])], ids=["plain", "weighted"])
 def test_the_loss_of_a_plugin_gets_dense_targets_and_counts_no_padding(plugin, smoothing, weights):
     open_plugin(plugin)
     loss = build_loss(Loss(NAME="power", KWARGS={"power": 2.0}), smoothing, weights)
@@ -38,7 +39,7 @@ def test_the_loss_of_a_plugin_gets_dense_targets_and_counts_no_padding(plugin, s
     def expected(logits, targets):
         smoothed = targets * (1 - smoothing) + smoothing / 3
         terms = (smoothed * logits.softmax(-1) ** 2).sum(-1)
-        return pytest.approx(-(terms * (targets @ factors)).sum().item(), rel=1e-5)
+        return approx(-(terms * (targets @ factors)).sum().item(), rel=1e-5)
 
     counted = labels != PADDING
     assert loss(logits, labels) == expected(logits[counted], F.one_hot(labels[counted], 3).float())
@@ -75,7 +76,7 @@ __all__ = ["unused_vit"]
 
 def unused_run(context, folder: Path) -> Path:
     flags = [f"-plugin={folder / 'unused.py'}", *digits_flags(folder / f"out-{context.world_size}")]
-    options = ["MODEL.TYPE=timm", "MODEL.NAME=unused_vit", "TRAIN.MAX_STEPS=4", "DATA.GLOBAL_BATCH_SIZE=64"]
+    options = cli("MODEL.TYPE=timm MODEL.NAME=unused_vit TRAIN.MAX_STEPS=4 DATA.GLOBAL_BATCH_SIZE=64")
     others = "MODEL.EMBED_DIM", "MODEL.DEPTH", "MODEL.NUM_HEADS", "MODEL.PATCH_SIZE", "-batch_size"
     flags = [flag for flag in flags if not flag.startswith(others)]
     batch = f"DATA.BATCH_SIZE={64 // context.world_size}"
@@ -83,7 +84,7 @@ def unused_run(context, folder: Path) -> Path:
     return next((folder / f"out-{context.world_size}").iterdir())
 
 
-@pytest.mark.slow
+@mark.slow
 def test_parameters_without_a_gradient_are_named_on_one_and_on_two_ranks(tmp_path, cpu, ranks):
     """By default they end DDP in an error of torch, without names."""
     (tmp_path / "unused.py").write_text(UNUSED)
@@ -91,7 +92,7 @@ def test_parameters_without_a_gradient_are_named_on_one_and_on_two_ranks(tmp_pat
     for folder in folders:
         assert re.findall(r"without a gradient.*'unused.weight', 'unused.bias'$", log_of(folder), re.M)
     one, two = (states(folder)["model"] for folder in folders)
-    torch.testing.assert_close(dict(one), dict(two), atol=1e-6, rtol=1e-5)
+    assert_close(dict(one), dict(two), atol=1e-6, rtol=1e-5)
     assert one["unused.weight"].abs().sum() > 0
 
 
@@ -105,14 +106,14 @@ def test_a_plugin_that_ends_the_program_is_one_line(tmp_path, digits_argv):
         run_here(f"-plugin={tmp_path / 'later.py'}", *digits_argv, "LOSS.NAME=exits")
 
 
-@pytest.mark.slow
+@mark.slow
 def test_a_resumed_run_with_own_parts_is_the_same_with_workers(plugin, digits_argv):
     argv = [f"-plugin={plugin}", *digits_argv, SMALL_BATCHES, *OPTIONS]
     whole = train([*argv, "NAME=whole"])
     cut = train([*argv, "NAME=cut", "TRAIN.MAX_STEPS=30", "DATA.NUM_WORKERS=1"])
     with refused(r"needs own_parts\.py.*-plugin="):
         parse_command_line([f"-resume={cut}"])
-    train([f"-plugin={plugin}", f"-resume={cut}", "-opts", "TRAIN.MAX_STEPS=null"])
+    train(cli(f"-plugin={plugin} -resume={cut} -opts TRAIN.MAX_STEPS=null"))
     assert_same_state(states(whole), states(cut))
 
 
@@ -139,7 +140,7 @@ def test_the_plugin_of_the_page_is_trained_used_and_exported(tmp_path):
     folder = train([*argv, "-opts", *parts, "DATA.FRACTION=0.1"])
     logits, labels = torch.randn(5, 3), torch.tensor([0, 2, 0, 1, 2])
     loss = build_loss(Loss(NAME="focal", KWARGS={"gamma": 0.0}), 0.0)
-    assert loss(logits, labels).item() == pytest.approx(F.cross_entropy(logits, labels, reduction="sum").item())
-    assert run_here("-predict", "docs/digits", f"-resume={folder}", plugin) == 0
-    assert export.main([str(folder), "-format", "safetensors", plugin]) == 0
+    assert loss(logits, labels).item() == approx(F.cross_entropy(logits, labels, reduction="sum").item())
+    run_here("-predict", "docs/digits", f"-resume={folder}", plugin)
+    export.main([str(folder), "-format", "safetensors", plugin])
     assert load_file(folder / "best.safetensors")["reg_token"].shape == (1, 4, 64)

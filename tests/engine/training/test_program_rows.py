@@ -15,7 +15,9 @@ import torch
 import torchvision
 from conftest import CPU, ROOT, cells_of, config_for, seeded
 from PIL import Image
+from pytest import mark
 from test_optimizer import by_parameter
+from timm import create_model
 from timm.data import create_transform, resolve_data_config
 from timm.data.loader import adapt_to_chs
 from timm.data.mixup import mixup_target
@@ -29,6 +31,7 @@ from timm.task import LogitDistillationTask
 from timm.utils import ModelEmaV3, dispatch_clip_grad
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
+from torch.testing import assert_close
 from torchvision import transforms
 from torchvision.ops import StochasticDepth
 
@@ -239,7 +242,7 @@ def shown(data: Data, transform: host.HostTransform) -> Tensor:
 
 def model_of(name: str, **options) -> nn.Module:
     torch.manual_seed(0)
-    return timm.create_model(name, **options)
+    return create_model(name, **options)
 
 
 def operations_of(operations: list) -> list[str]:
@@ -307,7 +310,7 @@ class Timm:
         teacher = model_of(given.kd_model_name, num_classes=CLASSES)
         task = LogitDistillationTask(
             student, teacher, nn.CrossEntropyLoss(label_smoothing=given.smoothing), task_loss_weight=0.5,
-            loss_type=given.kd_loss_type, temperature=given.kd_temperature, verbose=False,
+            loss_type=given.kd_loss_type, temperature=given.kd_temperature, verbose=False
         )  # fmt: skip
         return task.eval()(IMAGES, torch.arange(2))["loss"].detach()
 
@@ -319,7 +322,7 @@ class Timm:
         options = {"drop_rate": given.drop, "drop_path_rate": given.drop_path, "drop_block_rate": given.drop_block}
         options |= {"global_pool": given.gp, "num_classes": given.num_classes}
         with torch.device("meta"):
-            return modules_of(timm.create_model(given.model, **options, **given.model_kwargs))
+            return modules_of(create_model(given.model, **options, **given.model_kwargs))
 
 
 class Torchvision:
@@ -393,7 +396,7 @@ class Torchvision:
 
     def model(self, given):
         with torch.device("meta"):
-            return modules_of(timm.create_model(given.model))
+            return modules_of(create_model(given.model))
 
 
 class Ours:
@@ -464,11 +467,11 @@ THEIRS = {"timm": Timm(), "timm_validate": Timm(), "torchvision": Torchvision()}
 LINES = [(program, *cells) for program, text in ROWS.items() for cells in cells_of(text)]
 
 
-def assert_same(kind: str, theirs, config: Config) -> None:
+def assert_same(kind: str, theirs, config: Config):
     ours = getattr(Ours(), kind)(config)
     if isinstance(theirs, Tensor):
         atol = 0.036 if "image" in kind else 1e-7  # 2 / 255 / 0.22: Pillow rounds after each of two passes
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=atol)
+        assert_close(ours, theirs, rtol=1e-5, atol=atol)
     else:
         assert ours == theirs
 
@@ -491,7 +494,7 @@ def expanded(line: str) -> list[list[str]]:
     return [[*others, f"{name} {value}"] for value in values.split(" or ")]
 
 
-@pytest.mark.parametrize("program, kind, line", LINES)
+@mark.parametrize("program, kind, line", LINES)
 def test_a_flag_and_its_words_have_the_same_objects(program, kind, line):
     """The values of the flag, and a switch and no switch, have different ones."""
     lines = expanded(line)
@@ -499,7 +502,7 @@ def test_a_flag_and_its_words_have_the_same_objects(program, kind, line):
     assert len({*found}) == len(found)
 
 
-@pytest.mark.parametrize("program", ["timm", "torchvision"])
+@mark.parametrize("program", ["timm", "torchvision"])
 def test_each_row_is_proven_or_of_no_number_or_says_what_differs(program):
     flags = programs()[program].flags
     rows = {name: row if isinstance(row, dict) else {"": row} for name, row in flags.items()}
@@ -515,12 +518,12 @@ def test_each_row_is_proven_or_of_no_number_or_says_what_differs(program):
 WITHOUT_DEFAULT = {("timm", "distillation"), ("timm", "augmented_image")}  # a teacher; random crops
 
 
-@pytest.mark.parametrize("program, kind", sorted({cells[:2] for cells in LINES} - WITHOUT_DEFAULT))
+@mark.parametrize("program, kind", sorted({cells[:2] for cells in LINES} - WITHOUT_DEFAULT))
 def test_the_recipe_of_a_program_has_the_objects_of_its_defaults(program, kind):
     proven(program, kind, [])
 
 
-@pytest.mark.slow
+@mark.slow
 def test_the_models_are_torchvisions(monkeypatch):
     """The weights but biases and heads, and the rates, which torchvision's Swin has once per block."""
     for name in ("kaiming_normal_", "kaiming_uniform_", "normal_", "trunc_normal_", "uniform_", "xavier_uniform_"):

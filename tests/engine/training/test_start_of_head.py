@@ -5,14 +5,15 @@ import json
 import math
 import shutil
 
-import pytest
 import torch
 from conftest import (
     assert_same_state,
+    cli,
     digits_flags,
     each_value,
     evaluate,
     export_as,
+    of_module,
     read_result,
     rows,
     run_folders,
@@ -20,6 +21,7 @@ from conftest import (
     states,
     train,
 )
+from pytest import approx, mark, raises
 from safetensors.torch import load_file
 from torch import nn
 
@@ -31,10 +33,10 @@ from models.tuning import merge_adapters, set_training
 from models.weights.read import read_weights
 from utils.files import read_json
 
-pytestmark = pytest.mark.usefixtures("few_penalties")
+pytestmark = mark.usefixtures("few_penalties")
 
 
-@pytest.fixture(scope="module")
+@of_module
 def backbone(trained_digits, tmp_path_factory):
     """Weights without a head."""
     state = torch.load(trained_digits() / "best.pth")["model"]
@@ -48,7 +50,7 @@ def tuned(output, backbone, *options):
     return [*digits_flags(output), "MODEL.HEAD=probe", *options, f"-pretrained={backbone}", "-batch_size_eval=50"]
 
 
-@pytest.fixture(scope="module")
+@of_module
 def probed(backbone, tmp_path_factory):
     flags = [*digits_flags(tmp_path_factory.mktemp("probe")), "MODEL.TUNE=probe", f"-pretrained={backbone}"]
     return train([*flags, "-batch_size_eval=50"])
@@ -87,7 +89,7 @@ def test_without_time_for_a_step_the_run_is_the_probe(backbone, probed, tmp_path
     assert run_here(f"-resume={folder}") == 0
 
 
-@pytest.mark.slow
+@mark.slow
 def test_a_sharded_run_without_time_trains_a_step(backbone, tmp_path, ranks):
     """A probe needs whole models."""
     options = "PARALLEL.STRATEGY=fsdp", "TRAIN.MINUTES=0.001"
@@ -97,7 +99,7 @@ def test_a_sharded_run_without_time_trains_a_step(backbone, tmp_path, ranks):
     assert read_result(folder)["probe_score"] is not None
 
 
-@pytest.mark.parametrize("options", [("MODEL.TUNE=lora",), ("MODEL.TUNE=last:1", "TRAIN.MODEL_EMA=true")])
+@mark.parametrize("options", [("MODEL.TUNE=lora",), ("MODEL.TUNE=last:1", "TRAIN.MODEL_EMA=true")])
 def test_all_kinds_of_tuning_and_an_average_start_from_it(backbone, probed, tmp_path, options):
     flags = tuned(tmp_path, backbone, *options, "TRAIN.MAX_STEPS=1", "TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0")
     last = torch.load(train(flags) / "last.pth")
@@ -132,7 +134,7 @@ def test_batch_norms_keep_their_statistics(options, moves):
         assert model[2].training
 
 
-@pytest.fixture(scope="module")
+@of_module
 def adapted(trained_digits):
     """The folder of a run with adapters, on weights of another run."""
     pretrained = trained_digits() / "best.pth"
@@ -146,7 +148,7 @@ def test_evaluation_and_export_merge_the_adapters(adapted, tmp_path):
     for file in (adapted / "best.pth", tmp_path / "merged.safetensors"):
         result = read_result(evaluate(tmp_path / file.stem, f"-pretrained={file}"))
         assert result["top1"] == best["top1"]
-        assert result["loss"] == pytest.approx(best["loss"], rel=1e-6)
+        assert result["loss"] == approx(best["loss"], rel=1e-6)
 
 
 def test_a_later_run_starts_from_the_merged_weights(adapted, digits_argv, trained_digits):
@@ -161,7 +163,7 @@ def test_a_later_run_starts_from_the_merged_weights(adapted, digits_argv, traine
     assert not torch.equal(merged[name], state[name])
     damaged = {"model": state, "options": "MODEL: {}"}
     torch.save(damaged, later / "damaged.pth")
-    with pytest.raises(Exception, match=r"damaged\.pth: is damaged"):
+    with raises(Exception, match=r"damaged\.pth: is damaged"):
         _ = read_weights(str(later / "damaged.pth")).tensors
 
 
@@ -177,10 +179,10 @@ def test_the_folder_for_peft_has_the_best_adapters_and_head(adapted):
     assert (config["r"], config["lora_alpha"], len(config["target_modules"])) == (4, 10, 8)
 
 
-@pytest.mark.parametrize(("optimizer", "is_zero"), [("AdamW", True), ("lamb", False)])
+@mark.parametrize("optimizer, is_zero", [("AdamW", True), ("lamb", False)])
 def test_a_new_head_is_zero_but_for_steps_in_proportion_to_the_weights(optimizer, is_zero, backbone, tmp_path):
     """LAMB keeps zeros almost zero: 10% of the digits are right after three epochs, not 39%."""
-    steps = ["TRAIN.MAX_STEPS=1", "REPORT_FREQ=1", f"TRAIN.OPTIMIZER.NAME={optimizer}"]
+    steps = cli(f"TRAIN.MAX_STEPS=1 REPORT_FREQ=1 TRAIN.OPTIMIZER.NAME={optimizer}")
     folder = train([*digits_flags(tmp_path), *steps, f"-pretrained={backbone}"])
     first, *_ = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
-    assert (first["loss"] == pytest.approx(math.log(10), abs=2e-5)) == is_zero
+    assert (first["loss"] == approx(math.log(10), abs=2e-5)) == is_zero

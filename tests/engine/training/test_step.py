@@ -14,6 +14,7 @@ from conftest import (
     TINY_RESNET,
     TINY_VIT,
     assert_same_run,
+    cli,
     config_for,
     model_for,
     only_run,
@@ -22,6 +23,7 @@ from conftest import (
     train,
     values_of,
 )
+from pytest import fixture, mark
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
@@ -60,10 +62,8 @@ two GPUs | {fp32: 1e-3, O1: 0.06, O2: 0.06}
 DEVICES = [
     "one rank",
     slow("two ranks"),
-    pytest.param("one GPU", marks=pytest.mark.gpu),
-    pytest.param(
-        "two GPUs", marks=[pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
-    ),
+    pytest.param("one GPU", marks=mark.gpu),
+    pytest.param("two GPUs", marks=[mark.gpu, mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]),
 ]
 ONE_GPU = ProcessContext(0, 0, 1, 1, torch.device("cuda:0"))
 
@@ -138,14 +138,14 @@ def noise(config: Config) -> tuple[Tensor, Tensor]:
     return (images / 255 - 0.5) / 0.5, torch.from_numpy(samples.targets)
 
 
-@pytest.fixture(scope="module", params=DEVICES)
+@fixture(scope="module", params=DEVICES)
 def trained(request, tmp_path_factory, ranks) -> dict[str, dict]:
     """The devices, and the last checkpoint of each precision."""
     count = 2 if request.param.startswith("two") else 1
     found = {"devices": request.param}
     for name, precision in PRECISIONS.items():
         output = tmp_path_factory.mktemp(name)
-        flags = ["-dataset=fake", f"-batch_size={32 // count}", f"-output={output}", "-opts", *OPTIONS, precision]
+        flags = [*cli(f"-dataset=fake -batch_size={32 // count} -output={output} -opts"), *OPTIONS, precision]
         if count == 2:
             ranks(2, "0,1" if request.param == "two GPUs" else "").run(flags)
         else:
@@ -154,7 +154,7 @@ def trained(request, tmp_path_factory, ranks) -> dict[str, dict]:
     return found
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@mark.parametrize("precision", PRECISIONS)
 def test_twenty_steps_equal_a_plain_loop(trained, precision):
     """The error is relative to the distance between the initial and the trained weights."""
     config = config_for("-dataset=fake", "-batch_size=32", "-opts", *OPTIONS)
@@ -168,7 +168,7 @@ def test_twenty_steps_equal_a_plain_loop(trained, precision):
         assert (actual - target).norm() < tolerance * (target - start).norm(), part
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "options",
     [
         [*TINY_VIT, "MODEL.DROPOUT=0.1", "TRAIN.MIXUP_ALPHA=0.2", "REPORT_FREQ=1"],
@@ -180,7 +180,7 @@ def test_twenty_steps_equal_a_plain_loop(trained, precision):
 def test_no_step_reads_logits_or_gradients_of_earlier_steps(options, tmp_path, monkeypatch):
     """Before each forward pass they become NaN, as a replay of CUDA graphs overwrites them."""
     argv = ["-dataset=digits", "-batch_size=32", "-opts", *GREY, *options, "DATA.FRACTION=0.25"]
-    argv += ["TRAIN.BASE_LR=3e-3", "TRAIN.GRAD_CLIP=0.5", "TRAIN.MODEL_EMA=true", "TRAIN.MAX_STEPS=8"]
+    argv += cli("TRAIN.BASE_LR=3e-3 TRAIN.GRAD_CLIP=0.5 TRAIN.MODEL_EMA=true TRAIN.MAX_STEPS=8")
     argv += ["TRAIN.WARMUP_EPOCHS=0"]
     expected = train([*argv, f"SAVE={tmp_path / 'expected'}"])
     overwritten = []
@@ -208,7 +208,7 @@ def test_no_step_reads_logits_or_gradients_of_earlier_steps(options, tmp_path, m
 def test_ddp_starts_with_fused_attention_under_autocast(group_of_one, monkeypatch):
     """Under torch 2.10 DDP would wait for gradients that never come: its warm-up is without autocast."""
     monkeypatch.setattr("engine.training.session.build_strategy", lambda options, context: DDP(context.device, options))
-    options = ["MODEL.ATTENTION=fused", "AMP.ENABLED=true", "AMP.DTYPE=bfloat16"]
+    options = cli("MODEL.ATTENTION=fused AMP.ENABLED=true AMP.DTYPE=bfloat16")
     config = config_for("-opts", *TINY_VIT, *GREY, *options)
     state = state_without_data(config, group_of_one, EpochLayout(100, BatchPlan(4), config.seed))
     images = torch.zeros(2, 1, 8, 8, device=group_of_one.device)

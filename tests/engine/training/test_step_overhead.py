@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import config_for, model_for, slow
+from conftest import cli, config_for, model_for, slow
 from dispatch import DispatchMode, op_name, returns_view
 from fake_gpu import CONTEXT, GPU, fake_gpu, training_loop
+from pytest import mark, raises
 from torch import Tensor, nn
 
 from configs.command_line import to_yaml
@@ -24,19 +25,20 @@ from models.build import build_model
 from models.weights.fit import Fitted
 from utils.torch_compat import tree_leaves
 
-VIT = [
-    "MODEL.EMBED_DIM=64", "MODEL.DEPTH=2", "MODEL.NUM_HEADS=2", "MODEL.NUM_CLASSES=10", "DATA.IMAGE_SIZE=32",
-    "DATA.BATCH_SIZE=4", "TRAIN.GRAD_CLIP=1.0", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=true",
-]  # fmt: skip
-AUGMENTATION = [
-    "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1.0", "TRAIN.ACCUM_ITER=2", "MODEL.DROPOUT=0.1", "MODEL.DROPPATH=0.5",
-    "AMP.DECR_EVERY_N_NAN_OR_INF=2",
-]  # fmt: skip
+VIT = cli(
+    "MODEL.EMBED_DIM=64 MODEL.DEPTH=2 MODEL.NUM_HEADS=2 MODEL.NUM_CLASSES=10 "
+    "DATA.IMAGE_SIZE=32 DATA.BATCH_SIZE=4 TRAIN.GRAD_CLIP=1.0 TRAIN.MODEL_EMA=true "
+    "TRAIN.MODEL_EMA_WARMUP=true"
+)
+AUGMENTATION = cli(
+    "TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1.0 TRAIN.ACCUM_ITER=2 MODEL.DROPOUT=0.1 "
+    "MODEL.DROPPATH=0.5 AMP.DECR_EVERY_N_NAN_OR_INF=2"
+)
 DRAWN = ["TRAIN.RANDOM_ERASE_PROB=1.0", "DATA.AFFINE_DEGREES=10"]  # by the loading workers
 
 
 def half(level: str, dtype: str = "bfloat16") -> list[str]:
-    return ["AMP.ENABLED=true", f"AMP.LEVEL={level}", f"AMP.DTYPE={dtype}"]
+    return cli(f"AMP.ENABLED=true AMP.LEVEL={level} AMP.DTYPE={dtype}")
 
 
 def config_of(*options: str) -> Config:
@@ -66,14 +68,14 @@ def train_on_fake_gpu(*options: str):
         training_loop(build_state(config, CONTEXT), repeat(black_images(config.data, drawn)), CONTEXT)(3)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "options", [[], half("O1", "float16"), half("O3", "float16"), half("O2")], ids=["fp32", "O1", "O3", "O2"]
 )
 def test_the_host_never_waits_with_a_fused_optimizer(options):
     train_on_fake_gpu(*options, *AUGMENTATION, *DRAWN)
 
 
-@pytest.mark.parametrize("kind", ["soft", slow("hard")])
+@mark.parametrize("kind", ["soft", slow("hard")])
 def test_the_host_never_waits_for_a_teacher(kind, tmp_path):
     """The teacher renormalizes and resizes the images."""
     teacher = config_of("MODEL.EMBED_DIM=32", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=2", "MODEL.NUM_CLASSES=10")
@@ -86,12 +88,12 @@ def test_the_host_never_waits_for_a_teacher(kind, tmp_path):
 
 def test_a_wait_would_be_noticed():
     """An optimizer that is not fused skips on the host."""
-    with pytest.raises(RuntimeError, match="_local_scalar_dense"):
+    with raises(RuntimeError, match="_local_scalar_dense"):
         train_on_fake_gpu("TRAIN.OPTIMIZER.NAME=lamb")
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize(
+@mark.gpu
+@mark.parametrize(
     "options", [[], [*half("O1"), *AUGMENTATION], half("O2"), half("O3"), ["AMP=true", "TRAIN.COMPILE=max"]]
 )
 def test_the_host_does_not_wait_in_a_step_on_a_gpu(gpu, options):
@@ -161,10 +163,11 @@ def traffic_of_step(*options: str) -> TrafficCounter:
     return counter
 
 
-VIT_B = [
-    "MODEL.EMBED_DIM=768", "MODEL.DEPTH=12", "MODEL.NUM_HEADS=12", "MODEL.PATCH_SIZE=16", "MODEL.NUM_CLASSES=1000",
-    "DATA.IMAGE_SIZE=224", "DATA.BATCH_SIZE=256", "TRAIN.GRAD_CLIP=1.0", "TRAIN.MIXUP_ALPHA=0", "TRAIN.CUTMIX_ALPHA=0",
-]  # fmt: skip
+VIT_B = cli(
+    "MODEL.EMBED_DIM=768 MODEL.DEPTH=12 MODEL.NUM_HEADS=12 MODEL.PATCH_SIZE=16 "
+    "MODEL.NUM_CLASSES=1000 DATA.IMAGE_SIZE=224 DATA.BATCH_SIZE=256 TRAIN.GRAD_CLIP=1.0 "
+    "TRAIN.MIXUP_ALPHA=0 TRAIN.CUTMIX_ALPHA=0"
+)
 BF16 = ["AMP.ENABLED=true", "AMP.DTYPE=bfloat16"]
 DROPOUT = ["MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1"]  # of configs/vit_imagenet.yaml
 BUDGETS = {  # ops, GB
@@ -181,10 +184,7 @@ BUDGETS = {  # ops, GB
 }
 
 
-@pytest.mark.parametrize(
-    "variant",
-    [name if name in ("O1", "O2", "O1, bf16_stream") else slow(name) for name in BUDGETS],
-)
+@mark.parametrize("variant", [name if name in ("O1", "O2", "O1, bf16_stream") else slow(name) for name in BUDGETS])
 def test_the_traffic_of_a_step_stays_within_its_budget(variant):
     options, max_ops, max_gigabytes = BUDGETS[variant]
     traffic = traffic_of_step(*VIT_B, *options)

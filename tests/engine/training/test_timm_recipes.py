@@ -11,11 +11,11 @@ from dataclasses import replace
 from itertools import cycle, repeat
 
 import numpy as np
-import pytest
-import timm
 import torch
 from conftest import ROOT, config_for, seeded
+from pytest import approx, fixture, mark
 from test_program_rows import Timm, assert_same, groups_of, namespace
+from timm import create_model
 from timm.data.mixup import Mixup as TimmMixup
 from timm.layers import DropPath
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
@@ -53,7 +53,7 @@ def flags_of(command: str) -> Namespace:
     return namespace("timm", [flag.strip() for flag in re.split(r"(?:^|\s)--", command)[1:]])
 
 
-@pytest.fixture(params=["A1", "DeiT-S"])
+@fixture(params=["A1", "DeiT-S"])
 def recipe(request, tmp_path):
     """The flags, and the translation with more options."""
     flags = flags_of(A1)
@@ -82,7 +82,7 @@ def build_state(config: Config, flags: Namespace, samples: int, cpu):
     return state_without_data(config, cpu, layout)
 
 
-@pytest.mark.parametrize("kind", ["image", "augmentation", "mixing", "loss"])
+@mark.parametrize("kind", ["image", "augmentation", "mixing", "loss"])
 def test_the_augmentation_and_the_loss_equal_timms(recipe, kind):
     flags = recipe[0]
     config = recipe[1]("MODEL.NUM_CLASSES=1000")
@@ -96,23 +96,23 @@ def test_the_model_and_its_optimization_equal_timms(recipe, cpu):
     flags = recipe[0]
     config = recipe[1]("MODEL.NUM_CLASSES=1000")
     state = build_state(config, flags, IMAGES, cpu)
-    model = timm.create_model(flags.model, drop_path_rate=flags.drop_path)
+    model = create_model(flags.model, drop_path_rate=flags.drop_path)
     ours = state.precision.weights.master
     total_steps = flags.epochs * state.layout.steps_per_epoch
     drops = [[one.drop_prob for one in net.modules() if isinstance(one, DropPath)] for net in (ours, model)]
-    assert drops[0] == pytest.approx(drops[1])
-    assert max(drops[0]) == pytest.approx(flags.drop_path)
+    assert drops[0] == approx(drops[1])
+    assert max(drops[0]) == approx(flags.drop_path)
     optimizer, scheduler = timm_optimization(flags, model, state.layout.steps_per_epoch)
     set_lr(optimizer, flags.lr)  # of the warm-up
     assert groups_of(ours, state.optimizer) == groups_of(model, optimizer)
     for step in (*range(STEPS), *range(STEPS, total_steps, 1999), total_steps - 1):
         scheduler.step_update(step)
-        assert state.schedule.lr_at(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9), step
+        assert state.schedule.lr_at(step) == approx(optimizer.param_groups[0]["lr"], rel=1e-9), step
     decay = flags.model_ema_decay if flags.model_ema else None
     assert (state.average.decay, state.average.use_warmup) == (decay, False) if state.average else decay is None
 
 
-@pytest.mark.slow
+@mark.slow
 def test_the_first_100_steps_equal_timms(recipe, cpu):
     """A smaller model without drop-path, on batches that timm's mixup has mixed; each side smooths the targets.
 
@@ -140,7 +140,7 @@ def test_the_first_100_steps_equal_timms(recipe, cpu):
         optimizer.zero_grad()
         scheduler.step_update(step + 1)
         losses.append(loss.item())
-    assert our_losses(state, mixed_batches(flags, 0)) == pytest.approx(losses, rel=1e-5)
+    assert our_losses(state, mixed_batches(flags, 0)) == approx(losses, rel=1e-5)
     assert losses[-1] < 0.8 * losses[0]
     final, expected = flatten(ours), flatten(model)
     assert (final - expected).norm() < 1e-4 * (expected - initial).norm()

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 from conftest import (
     TINY_VIT,
     assert_same_state,
+    cli,
     config_for,
     log_of,
     noise_folder,
@@ -23,6 +23,7 @@ from conftest import (
     tensor_bytes_in_memory,
     train,
 )
+from pytest import approx, fixture, mark
 
 from engine.checkpoint.files import load_checkpoint
 from engine.evaluation.evaluate import Evaluator
@@ -44,7 +45,7 @@ def test_the_metric_decides_and_the_first_of_equal_epochs_stays(digits_argv, mon
         left = iter(values)
         scripted = replace(METRICS[name], compute=lambda results, left=left, last=values[-1]: next(left, last))
         monkeypatch.setitem(METRICS, name, scripted)
-    options = ["EVAL.BEST_METRIC=min_recall", "TRAIN.PATIENCE=2", "TRAIN.NUM_EPOCHS=9"]
+    options = cli("EVAL.BEST_METRIC=min_recall TRAIN.PATIENCE=2 TRAIN.NUM_EPOCHS=9")
     folder = train([*digits_argv, *options])
     monkeypatch.undo()
     result = read_result(folder)
@@ -68,17 +69,17 @@ def test_a_run_without_a_finite_value_has_no_best_epoch_and_finishes(digits_argv
 def test_one_class_is_a_warning_of_training_and_of_validation_and_an_area_has_a_best_epoch(tmp_path):
     """An accuracy of 100% says nothing there."""
     root = noise_folder(tmp_path, 12, 4, (8, 8, 3))
-    words = [f"-data_path={root}", "-batch_size=4", "-num_workers=0", f"-output={tmp_path / 'out'}", "-opts", *TINY_VIT]
+    words = [*cli(f"-data_path={root} -batch_size=4 -num_workers=0 -output={tmp_path / 'out'} -opts"), *TINY_VIT]
     for path in (root / "val/class1").iterdir():
         path.rename(root / "val/class0" / path.name)
-    more = ["DATA.DATASET=imagenet2012", "MODEL.NUM_CLASSES=2", "TRAIN.NUM_EPOCHS=3", "EVAL.BEST_METRIC=auroc"]
+    more = cli("DATA.DATASET=imagenet2012 MODEL.NUM_CLASSES=2 TRAIN.NUM_EPOCHS=3 EVAL.BEST_METRIC=auroc")
     folder = train([*words, *more])
     assert [count for text, count in read_run(folder)["warnings"].items() if "EVAL.BEST_METRIC" in text] == [1]
     assert "DATA.CACHE" in log_of(folder)
     assert read_result(folder)["epoch"]
 
 
-@pytest.mark.parametrize("option, evaluations", [("TRAIN.MODEL_EMA=true", 3), ("MODEL.TUNE=lora", 2)])
+@mark.parametrize("option, evaluations", [("TRAIN.MODEL_EMA=true", 3), ("MODEL.TUNE=lora", 2)])
 def test_the_best_epoch_is_evaluated_once_and_its_model_is_built_after_the_trained_one_is_freed(
     option, evaluations, digits_argv, monkeypatch
 ):
@@ -106,10 +107,10 @@ def test_the_best_epoch_is_evaluated_once_and_its_model_is_built_after_the_train
 # TRAIN.PATIENCE
 
 # The weights never change, so the first evaluation is the best.
-CONSTANT = ["TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0", "TRAIN.NUM_EPOCHS=6", "TRAIN.WARMUP_EPOCHS=0"]
+CONSTANT = cli("TRAIN.BASE_LR=0 TRAIN.WARMUP_START_LR=0 TRAIN.NUM_EPOCHS=6 TRAIN.WARMUP_EPOCHS=0")
 
 
-@pytest.fixture
+@fixture
 def argv(digits_argv) -> list[str]:
     """With 5 steps an epoch."""
     return [*digits_argv, *CONSTANT, "TRAIN.MODEL_EMA=true", "TRAIN.PATIENCE=2"]
@@ -131,18 +132,18 @@ def test_a_run_ends_after_its_patience_and_continues_with_a_larger_one(argv, cap
     train([f"-resume={folder}"])
     assert_same_state(states(folder), state)
     assert read_run(folder)["stopped_early"]
-    train([f"-resume={folder}", "-opts", "TRAIN.PATIENCE=null"])
+    train(cli(f"-resume={folder} -opts TRAIN.PATIENCE=null"))
     assert states(folder)["epoch"] == 6
     assert not read_result(folder)["stopped_early"]
     assert not read_run(folder)["stopped_early"]
 
 
-@pytest.mark.parametrize("stop", [7, slow(10)])
+@mark.parametrize("stop", [7, slow(10)])
 def test_a_resumed_run_counts_from_the_best_epoch(argv, stop):
     folder = train([*argv, f"TRAIN.MAX_STEPS={stop}"])
     assert not read_result(folder)["stopped_early"]
     assert read_json(folder / STATUS)["state"] == "stopped"
-    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"])
+    train(cli(f"-resume={folder} -opts TRAIN.MAX_STEPS=null"))
     assert states(folder)["epoch"] == 3
     assert read_result(folder)["stopped_early"]
 
@@ -153,19 +154,19 @@ def test_a_resumed_run_counts_from_the_best_epoch(argv, stop):
 # The size of a checkpoint
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "options",
     [
-        ["TRAIN.MODEL_EMA=false", "TRAIN.OPTIMIZER.NAME=SGD", "MODEL.TUNE=head"],
-        slow(["AMP.ENABLED=true", "AMP.LEVEL=O3", "AMP.DTYPE=bfloat16"]),
+        cli("TRAIN.MODEL_EMA=false TRAIN.OPTIMIZER.NAME=SGD MODEL.TUNE=head"),
+        slow(cli("AMP.ENABLED=true AMP.LEVEL=O3 AMP.DTYPE=bfloat16")),
     ],
 )
 def test_the_size_of_a_checkpoint_is_known_before_training(digits_argv, options):
     folder = train([*digits_argv, *options, "MODEL.EMBED_DIM=192", "TRAIN.MAX_STEPS=1"])
-    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=2"])
+    train(cli(f"-resume={folder} -opts TRAIN.MAX_STEPS=2"))
     sizes = re.findall(r"----- Checkpoints: about ([\d.]+) MB", log_of(folder))
     real = (folder / "last.pth").stat().st_size / 1e6
-    assert [float(size) for size in sizes] == [pytest.approx(real, rel=0.05)] * 2
+    assert [float(size) for size in sizes] == [approx(real, rel=0.05)] * 2
 
 
 def test_a_disk_without_room_for_a_checkpoint_ends_the_run_before_its_folder_is_made(digits_argv, monkeypatch):
@@ -175,11 +176,11 @@ def test_a_disk_without_room_for_a_checkpoint_ends_the_run_before_its_folder_is_
     assert not Path(config_for(*digits_argv).save).exists()
 
 
-@pytest.mark.parametrize("kind", ["resnet10t", slow("levit_128s")])
+@mark.parametrize("kind", ["resnet10t", slow("levit_128s")])
 def test_a_batch_norm_of_one_value_per_channel_is_refused_before_the_first_step(kind, tmp_path):
     size = 32 if kind == "resnet10t" else 224
     flags = [f"-data_path={noise_folder(tmp_path / 'data', 8, 2, (12, 12, 3))}", "-dataset=folder", "-num_workers=0"]
-    flags += [f"-model={kind}", f"-image_size={size}", f"-output={tmp_path / 'out'}", "-epochs=1"]
+    flags += cli(f"-model={kind} -image_size={size} -output={tmp_path / 'out'} -epochs=1")
     one = [*flags, "-batch_size=1", "-opts", "TRAIN.MAX_STEPS=1"]
     for command in ([], ["-dry_run"]):
         with refused(r"^-batch_size=1: a batch norm of [^\n]* -batch_size=2[^\n]*$"):

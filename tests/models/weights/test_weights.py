@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import safetensors.torch
-import timm
 import torch
-import torch.distributed.checkpoint as dcp
-from conftest import assert_same_state, line_of, refused
+from conftest import assert_same_state, line_of, refused, seeded
+from pytest import mark
+from timm import create_model
 from timm.models.regnet import RegNet, RegNetCfg
+from torch.testing import assert_close
 from weight_files import (
     FIXTURE,
     Reduced,
@@ -49,7 +49,7 @@ def test_paddlevit_square_linear_weights_are_transposed_and_the_conv_is_not():
     assert found.keys() == small_vit().state_dict().keys()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+@mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
 def test_tensors_of_a_file_have_no_copy_in_memory(tmp_path, dtype):
     """Of any float dtype: the model's own memory casts them."""
     state = random_vit().state_dict()
@@ -62,7 +62,7 @@ def test_tensors_of_a_file_have_no_copy_in_memory(tmp_path, dtype):
     assert_same_state(model.state_dict(), {name: tensor.to(dtype).float() for name, tensor in state.items()})
 
 
-@pytest.mark.parametrize("has_average", [False, True])
+@mark.parametrize("has_average", [False, True])
 def test_a_training_checkpoint_of_paddlevit_gives_its_average(tmp_path, has_average):
     state = paddle_state()
     average = {"model_ema": {name: array + np.float32(1) for name, array in state.items()}} if has_average else {}
@@ -76,7 +76,7 @@ def test_paddlevits_regnet_is_timms_with_the_biases_in_the_running_means():
     """A small model with PaddleViT's names. Its convolutions with a bias are computed, as PaddleViT does."""
     sizes = RegNetCfg(depth=6, w0=16, wa=16.0, wm=1.8, group_size=8, se_ratio=0.25)
     source, model = (RegNet(sizes, num_classes=5).eval() for _ in range(2))
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     for tensor in source.state_dict().values():
         if tensor.is_floating_point():
             tensor.copy_(0.5 + 0.2 * torch.rand(tensor.shape, generator=generator))
@@ -100,10 +100,10 @@ def test_paddlevits_regnet_is_timms_with_the_biases_in_the_running_means():
     assert {"stages.0.blocks.0.conv3.bias", "stages.0.blocks.0.bn3._mean", "stem.1._variance"} <= state.keys()
     options = TimmModel(NAME="regnety_160.deit_in1k")
     model.load_state_dict(paddle_to_timm(Path("regnet"), options, model, state)[0])
-    torch.testing.assert_close(logits(model), logits(source), rtol=1e-5, atol=1e-5)
+    assert_close(logits(model), logits(source), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("protocol", [2, 4, 5])
+@mark.parametrize("protocol", [2, 4, 5])
 def test_pdparams_in_every_protocol_and_memory_order(tmp_path, protocol):
     state = {
         name: Reduced(tuple, ("linear_0.w_0", np.asfortranarray(array)))  # as PaddlePaddle's own tensors
@@ -122,15 +122,15 @@ def test_pdparams_bfloat16_is_stored_as_uint16(tmp_path):
     assert torch.equal(found["blocks.0.attn.proj.weight"], state[SQUARE].t())
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("prefix, big_vision", [("", False), ("opt/target/", False), ("params/", True)])
+@mark.parametrize("stacked", [False, True])
+@mark.parametrize("prefix, big_vision", [("", False), ("opt/target/", False), ("params/", True)])
 def test_google_npz_as_timm_reads_it(tmp_path, prefix, big_vision, stacked):
     source = random_vit()
     ours = small_vit()
     timms = small_vit()
     np.savez(tmp_path / "vit.npz", **google_arrays(source, prefix, big_vision, stacked), **{"other/step": np.int64(3)})
     load_pretrained(ours, str(tmp_path / "vit.npz"))
-    torch.testing.assert_close(logits(ours), logits(source))
+    assert_close(logits(ours), logits(source))
     if prefix if big_vision else not stacked:  # the formats that all supported versions of timm read
         timms.load_pretrained(str(tmp_path / "vit.npz"))
         assert_same_state(ours.state_dict(), timms.state_dict())
@@ -146,7 +146,7 @@ def test_google_npz_in_bfloat16(tmp_path):
     assert_same_logits(model, source)
 
 
-@pytest.mark.parametrize("prefix", ["params/", "params/img/"])
+@mark.parametrize("prefix", ["params/", "params/img/"])
 def test_a_map_head_of_big_vision_as_timm_reads_it(tmp_path, prefix):
     """With a text tower beside it: SigLIP's file."""
     changes = {"class_token": False, "global_pool": "map", "num_classes": 0}
@@ -165,10 +165,10 @@ def test_positions_of_an_npz_are_resized_as_timm_resizes_them(tmp_path):
     np.savez(tmp_path / "x.npz", **google_arrays(random_vit()))
     timms.load_pretrained(str(tmp_path / "x.npz"))
     load_pretrained(ours, str(tmp_path / "x.npz"))
-    torch.testing.assert_close(logits(ours, 48), logits(timms, 48))
+    assert_close(logits(ours, 48), logits(timms, 48))
 
 
-@pytest.mark.parametrize("now", [(32, 32), (64, 16), (8, 128)])
+@mark.parametrize("now", [(32, 32), (64, 16), (8, 128)])
 def test_positions_of_as_many_tokens_in_another_shape_are_resized(saved, now):
     source = random_vit(img_size=(16, 64))
     model = small_vit(img_size=now)
@@ -177,15 +177,15 @@ def test_positions_of_as_many_tokens_in_another_shape_are_resized(saved, now):
     grid = source.pos_embed[:, 1:].unflatten(1, (2, 8)).permute(0, 3, 1, 2)
     size = [side // 8 for side in now]
     expected = torch.nn.functional.interpolate(grid, size, mode="bicubic", antialias=True).flatten(2).transpose(1, 2)
-    torch.testing.assert_close(model.pos_embed[:, 1:], expected)
+    assert_close(model.pos_embed[:, 1:], expected)
     assert not torch.equal(expected, source.pos_embed[:, 1:])
 
 
 COMPILED_BLOCKS = r"^(blocks\.\d+)", r"\1._orig_mod"
 
 
-@pytest.mark.parametrize("pattern, wrapped", [("^", ""), ("^", "_orig_mod.module."), COMPILED_BLOCKS])
-@pytest.mark.parametrize("ending", ["safetensors", "pt"])
+@mark.parametrize("pattern, wrapped", [("^", ""), ("^", "_orig_mod.module."), COMPILED_BLOCKS])
+@mark.parametrize("ending", ["safetensors", "pt"])
 def test_safetensors_and_torch_files_with_the_names_of_wrappers(tmp_path, ending, pattern, wrapped):
     source = random_vit()
     model = small_vit()
@@ -226,9 +226,11 @@ def test_shards_by_their_index_without_a_config(tmp_path):
         load_pretrained(model, str(index))
 
 
-@pytest.mark.parametrize("path", ["", "__0_0.distcp"])
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules", "ignore:torch.distributed is disabled")
+@mark.parametrize("path", ["", "__0_0.distcp"])
+@mark.filterwarnings("ignore:.*found in sys.modules", "ignore:torch.distributed is disabled")
 def test_a_distributed_checkpoint_is_read_after_the_printed_conversion(tmp_path, path, monkeypatch):
+    import torch.distributed.checkpoint as dcp  # with sympy: takes a second
+
     dcp.save(random_vit().state_dict(), checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
     message = line_of(find_weights, str(tmp_path / "dcp" / path))
     typed = message.partition("this writes: python -m ")[2].replace("weights.pth", f"{tmp_path}/weights.pth")
@@ -240,7 +242,7 @@ def test_a_distributed_checkpoint_is_read_after_the_printed_conversion(tmp_path,
     assert_same_logits(model, random_vit())
 
 
-@pytest.mark.parametrize("path", ["", "adapter_model.safetensors"])
+@mark.parametrize("path", ["", "adapter_model.safetensors"])
 def test_an_adapter_of_peft_names_the_weights_with_it(tmp_path, path):
     folder = tmp_path / "adapter"
     folder.mkdir()
@@ -250,11 +252,11 @@ def test_an_adapter_of_peft_names_the_weights_with_it(tmp_path, path):
         find_weights(str(folder / path))
 
 
-@pytest.mark.parametrize("name, head", [("test_vit", "head"), ("test_convnext", "head.fc")])
+@mark.parametrize("name, head", [("test_vit", "head"), ("test_convnext", "head.fc")])
 def test_head_of_another_class_count_is_zero(saved, name, head):
-    source = timm.create_model(name, num_classes=7)
-    model = timm.create_model(name, num_classes=4)
-    same = timm.create_model(name, num_classes=7)
+    source = create_model(name, num_classes=7)
+    model = create_model(name, num_classes=4)
+    same = create_model(name, num_classes=7)
     new_head = {key: 0 * tensor for key, tensor in model.state_dict().items() if key.startswith(f"{head}.")}
     path = saved(source.state_dict())
     fitted = load_pretrained(model, path)
@@ -270,14 +272,14 @@ def test_head_of_another_class_count_is_zero(saved, name, head):
 
 LEVIT = {"depth": (1, 1, 1), "embed_dim": (16, 24, 32), "key_dim": 8, "num_heads": (2, 2, 2)}
 HEADS = {
-    "test_vit": lambda classes: timm.create_model("test_vit", num_classes=classes),
-    "list": lambda classes: timm.create_model("crossvit_tiny_240", depth=((1, 1, 0),), num_classes=classes),
-    "distilled": lambda classes: timm.create_model("levit_128s", num_classes=classes, **LEVIT),
-    "two in one": lambda classes: timm.create_model("repvit_m1", num_classes=classes, embed_dim=(16, 24), depth=(1, 1)),
+    "test_vit": lambda classes: create_model("test_vit", num_classes=classes),
+    "list": lambda classes: create_model("crossvit_tiny_240", depth=((1, 1, 0),), num_classes=classes),
+    "distilled": lambda classes: create_model("levit_128s", num_classes=classes, **LEVIT),
+    "two in one": lambda classes: create_model("repvit_m1", num_classes=classes, embed_dim=(16, 24), depth=(1, 1)),
 }
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@mark.parametrize("kind", HEADS)
 def test_rows_of_a_head_are_kept_by_class(saved, kind):
     """All of a head but the rows of its last layer is as in the file, such as the batch norm in LeViT's."""
     source = HEADS[kind](3)

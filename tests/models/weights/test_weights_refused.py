@@ -7,21 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 import safetensors.torch
 import torch
 from conftest import config_for, line_of
-from weight_files import (
-    google_arrays,
-    paddle_state,
-    pickled,
-    random_vit,
-    read,
-    refusal,
-    small_vit,
-    without,
-    written,
-)
+from pytest import mark
+from weight_files import google_arrays, paddle_state, pickled, random_vit, read, refusal, small_vit, without, written
 
 from configs.command_line import to_yaml
 from models.weights.choose import EVALUATE, FINE_TUNE
@@ -35,14 +25,14 @@ ITSELF: dict = {}
 ITSELF["model"] = ITSELF
 
 
-def inflated(path: Path) -> None:
+def inflated(path: Path):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", b"")
         archive.writestr("archive/data/0", bytes(10**8))
 
 
 def archive_of(name: str) -> Callable[[Path], None]:
-    def write(path: Path) -> None:
+    def write(path: Path):
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(name, b"")
 
@@ -50,7 +40,7 @@ def archive_of(name: str) -> Callable[[Path], None]:
 
 
 def altered(ending: str, old: bytes, new: bytes) -> Callable[[Path], None]:
-    def write(path: Path) -> None:
+    def write(path: Path):
         content = written(path.parent, ending).read_bytes()
         assert old in content
         path.write_bytes(content.replace(old, new))
@@ -58,18 +48,18 @@ def altered(ending: str, old: bytes, new: bytes) -> Callable[[Path], None]:
     return write
 
 
-def old_torch(path: Path) -> None:
+def old_torch(path: Path):
     torch.save(VIT, path, _use_new_zipfile_serialization=False)
     path.write_bytes(path.read_bytes().replace(b"K\nK0\x86", b"J\0\0\1\0K0\x86"))
 
 
-def one_array(path: Path) -> None:
+def one_array(path: Path):
     pickled(path, {"cls_token": np.ones((1, 1, 48), "f4")}, protocol=2)
     large = b"K\x01K\x01\x8a\x06" + (10**12).to_bytes(6, "little") + b"\x87"
     path.write_bytes(path.read_bytes().replace(b"K\x01K\x01K0\x87", large))
 
 
-def torchscript(path: Path) -> None:
+def torchscript(path: Path):
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)
 
 
@@ -92,7 +82,7 @@ REFUSED = {  # ending, content or what writes it, words of the line
     "a part of DeepSpeed's": ("pth", {"module": dict.fromkeys(VIT, torch.ones(0))}, "not all [^\n]*zero_to_fp32"),
     "average pooling": (
         "pth", without(VIT, "norm.weight", "norm.bias") | {"fc_norm.weight": torch.ones(48)},
-        r"-model=\S+ -opts .*{global_pool: avg}",
+        r"-model=\S+ -opts .*{global_pool: avg}"
     ),
     "more elements than bytes": ("pth", VIT | {"norm.bias": HUGE}, "not all numbers of norm.bias"),
     "sparse": ("pth", VIT | {"norm.bias": torch.ones(48).to_sparse()}, "not all numbers of norm.bias"),
@@ -130,14 +120,14 @@ REFUSED = {  # ending, content or what writes it, words of the line
     "an encoding of its choice": ("pdparams", b"\x80\x02c_codecs\nencode\n(" + ENCODING + b"tR.", DAMAGED),
     "no keys": ("npz", without(GOOGLE, "block_0/MultiHeadDotProductAttention_1/key/kernel"), "s.0.attn.qkv.weight;"),
     "a billion empty blocks": (
-        "npz", STACKED | {"Transformer/encoderblock/LayerNorm_0/scale": np.ones((10**9, 0), "f4")}, "norm1.weight 0,",
+        "npz", STACKED | {"Transformer/encoderblock/LayerNorm_0/scale": np.ones((10**9, 0), "f4")}, "norm1.weight 0,"
     ),
-    "something else": ("npz", without(GOOGLE, "embedding/kernel"), "which is not a ViT of Google's"),
+    "something else": ("npz", without(GOOGLE, "embedding/kernel"), "which is not a ViT of Google's")
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-@pytest.mark.filterwarnings("ignore:Validating sparse tensor", "ignore:Detected pickle", "ignore:.torch.jit")
+@mark.parametrize("case", REFUSED)
+@mark.filterwarnings("ignore:Validating sparse tensor", "ignore:Detected pickle", "ignore:.torch.jit")
 def test_refused(tmp_path, case):
     ending, content, words = REFUSED[case]
     path = tmp_path / f"x.{ending}"
@@ -154,7 +144,7 @@ def test_refused(tmp_path, case):
     assert message.isprintable()
 
 
-@pytest.mark.parametrize("classes", [None, 7])
+@mark.parametrize("classes", [None, 7])
 def test_evaluation_needs_the_head(saved, classes):
     state = small_vit(num_classes=classes or 10).state_dict()
     path = saved(state if classes else without(state, "head.weight", "head.bias"))
@@ -180,8 +170,8 @@ def test_paths_that_are_no_weight_file(tmp_path):
         assert all(ending in message for ending in ENDINGS)
 
 
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("ending", ENDINGS)
+@mark.filterwarnings("ignore:Detected pickle protocol")
+@mark.parametrize("ending", ENDINGS)
 def test_empty_truncated_and_foreign_files(tmp_path, ending):
     path = written(tmp_path, ending)
     whole = path.read_bytes()

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import safetensors.torch
 import torch
-from conftest import line_of
+from conftest import line_of, seeded
+from numpy.random import default_rng
 from timm.models import VisionTransformer
 from torch import Tensor
 
@@ -27,7 +28,7 @@ def small_vit(**changes) -> VisionTransformer:
 def random_vit(seed: int = 0, **changes) -> VisionTransformer:
     """All parameters are random, so that exchanged parameters change the logits."""
     model = small_vit(**changes)
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
@@ -36,10 +37,10 @@ def random_vit(seed: int = 0, **changes) -> VisionTransformer:
 
 @torch.no_grad()
 def logits(model: torch.nn.Module, size: int = 32) -> Tensor:
-    return model(torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1)))
+    return model(torch.randn(2, 3, size, size, generator=seeded(1)))
 
 
-def assert_same_logits(one: torch.nn.Module, other: torch.nn.Module) -> None:
+def assert_same_logits(one: torch.nn.Module, other: torch.nn.Module):
     assert torch.equal(logits(one), logits(other))
 
 
@@ -141,7 +142,7 @@ def google_arrays(model: VisionTransformer, prefix: str = "", big_vision: bool =
 
 def map_head(width: int, heads: int, prefix: str) -> dict:
     """Random arrays of big_vision's pooling by attention."""
-    generator = np.random.default_rng(0)
+    generator = default_rng(0)
     shapes = {"probe": (1, 1, width), "LayerNorm_0/scale": (width,), "LayerNorm_0/bias": (width,)}
     attention = dict.fromkeys(("query", "key", "value"), ((width, heads, width // heads), (heads, width // heads)))
     attention["out"] = (heads, width // heads, width), (width,)
