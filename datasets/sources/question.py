@@ -22,13 +22,14 @@ PLACEHOLDER = "VALUE"  # in an option, of a value that only a person knows
 class Answer:
     """What a training with some options of DATA reads; it is read once, when it is first asked for.
 
-    options: as a shell reads them. In place of `PLACEHOLDER`, a person writes a value; `data` lack its key. text: of
-    the question.
+    options: as a shell reads them. text: of the question. is_known: False if a person writes a value in place of
+    `PLACEHOLDER`; `data` lack its key.
     """
 
     data: Data
     options: str = ""
     text: str = ""
+    is_known: bool = True
 
     def __str__(self) -> str:
         return self.text
@@ -41,10 +42,6 @@ class Answer:
     def rows(self) -> Any:
         """The `Rows` of `datasets.reading.read_alone`, which is above this module. Raises UserError."""
         return resolve_name("datasets.reading:read_alone")(self.data)
-
-    @property
-    def is_known(self) -> bool:
-        return PLACEHOLDER not in self.options
 
     def tried(self) -> "Answer | None":
         """This answer, or the first one to the question in which it ends; None if it ends in another error."""

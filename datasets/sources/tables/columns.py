@@ -342,6 +342,7 @@ def _wrong_values(table: Table, column: str, problem: str, data: Data) -> Questi
         split = {"column": column, **_parts_of([value for value, _ in counts])}
         fix = "reads these rows (null in place of {...}: splits by no column)"
     answer = with_columns(data, {"split": split})
+    answer.is_known = not isinstance(split, dict) or [PLACEHOLDER] not in split.values()
     if not answer.is_known:
         fix = f"reads these rows, with the value of test, or of val, in place of {PLACEHOLDER} {fix[17:]}"
         answer.data = with_columns(data, {"split": None}).data
