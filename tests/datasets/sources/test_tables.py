@@ -15,6 +15,7 @@ from source_helpers import (
     typed,
     write_classes,
     write_image,
+    write_table,
 )
 
 from configs.yaml_io import parse_value
@@ -27,7 +28,6 @@ from datasets.sources.tables import search
 FILES = [f"{number}.png" for number in range(30)]
 LABELS = ["cat", "dog"] * 15
 SPLITS = ["train"] * 18 + ["val"] * 6 + ["test"] * 6
-PIXELS = {f"pixel{number}": range(30) for number in range(4)}
 
 
 @pytest.fixture
@@ -65,32 +65,45 @@ def read(path, num_classes=None, class_names=None, known=None, is_new=True, chec
     return splits
 
 
-TWO = {"file": FILES, "label": LABELS}
-WITH_SIGNS = [label + "\u200b" * (number % 3) for number, label in enumerate(LABELS)]
 SITES = ["Nord"] * 18 + ["7"] * 6 + ["Süd"] * 6
 IN_FOLDERS = [f"{split}/{file}" for split, file in zip(SPLITS, FILES, strict=True)]
-COLUMNS = {  # of tables without splits
-    "short names": {"path": FILES, "label": LABELS},
-    "two kinds": {"file_space_name": FILES, "id": range(30), "class_id": range(30), "Class": LABELS},
-    "documented": {"image_path": FILES, "target": LABELS, "path": range(30), "label": range(30)},
-    "the only other column": {"Unnamed: 0": range(30), "file_name": FILES, "finding": LABELS},
-    "GTSRB": {"Width": range(30), "Roi.X1": [5] * 30, "ClassId": LABELS, "Path": FILES},
-    "columns of 0 and 1": {"filename": FILES, **pandas.get_dummies(pandas.Series(LABELS))},
-    "pixels beside paths": TWO | PIXELS,
-    "invisible signs": TWO | {"label": WITH_SIGNS},
-    "numbers": TWO | {"val": [0.1, 0.2, 0.3] * 10, "stage": [1, 2, 3] * 10},
-    "lists of one": {"file_name": FILES, "label": [[label] for label in LABELS]},
-}
-OF_SPLITS = {  # the column of splits, DATA.COLUMNS, the images of each split
-    "split": (SPLITS, None, [18, 6, 6]),
-    "data_space_set": ([name.upper() for name in SPLITS], None, [18, 6, 6]),
-    "is_valid": ([name == "val" for name in SPLITS], None, [24, 6]),
-    "is_train": ([int(name == "train") for name in SPLITS], None, [18, 12]),
-    "known by its values": (SPLITS, None, [18, 6, 6]),
-    "given": (SPLITS, {"split": "given"}, [18, 6, 6]),
-    "site": (SITES, {"split": {"column": "site", "test": ["süd"], "val": [7]}}, [18, 6, 6]),
-    "not used": (SPLITS, {"split": None}, [26, 4]),
-}
+# The header of a table without splits, and the row of each of FILES
+COLUMNS = """
+name | header | row
+short names | path,label | {file},{label}
+two kinds | file name,id,class_id,Class | {file},{n},{n},{label}
+documented | image_path,target,path,label | {file},{label},{n},{n}
+the only other column | Unnamed: 0,file_name,finding | {n},{file},{label}
+GTSRB | Width,Roi.X1,ClassId,Path | {n},5,{label},{file}
+columns of 0 and 1 | filename,cat,dog | {file},{is_cat},{is_dog}
+pixels beside paths | file,label,pixel0,pixel1,pixel2 | {file},{label},{n},{n},{n}
+invisible signs | file,label | {file},{label}{signs}
+numbers | file,label,val,stage | {file},{label},0.{third},{third}
+"""
+# The header, the row, DATA.COLUMNS, the images of each split
+OF_SPLITS = """
+name | header | row | columns | sizes
+split | file,label,split | {file},{label},{split} | | 18 6 6
+data set | file,label,data set | {file},{label},{SPLIT} | | 18 6 6
+is_valid | file,label,is_valid | {file},{label},{is_val} | | 24 6
+is_train | file,label,is_train | {file},{label},{is_train} | | 18 12
+known by its values | file,label,known | {file},{label},{split} | | 18 6 6
+given | file,label,given,set | {file},{label},{split},{back} | {split: given} | 18 6 6
+site | file,label,site | {file},{label},{site} | {split: {column: site, test: [süd], val: [7]}} | 18 6 6
+not used | file,label,not used | {file},{label},{split} | {split: null} | 26 4
+"""
+
+
+def rows_of(row):
+    """The rows of FILES in a table."""
+    lines = []
+    for n, (file, label, split) in enumerate(zip(FILES, LABELS, SPLITS, strict=True)):
+        words = {"n": n, "file": file, "label": label, "split": split, "SPLIT": split.upper(), "back": SPLITS[-n - 1]}
+        words |= {f"is_{name}": name in (label, split) for name in ("cat", "dog", "train", "val")}
+        lines.append(row.format(**words, site=SITES[n], third=n % 3 + 1, signs="\u200b" * (n % 3)))
+    return lines
+
+
 # The name of the file, the separator, the encoding
 FORMATS = """
 name | separator | encoding
@@ -111,21 +124,24 @@ def assert_read(file, sizes, paths=FILES, columns=None):
         assert [names_of(samples) for samples in splits] == [paths[:18], paths[18:24], paths[24:]]
 
 
-@pytest.mark.parametrize("case", COLUMNS)
-def test_columns(case, table):
-    name = "a.jsonl" if case == "lists of one" else "all.csv"
-    assert_read(table(name, FILES, **COLUMNS[case]), [26, 4])
+@each_row(COLUMNS)
+def test_columns(name, header, row, tmp_path):
+    write_table(tree(tmp_path, *FILES) / "all.csv", rows_of(row), header)
+    assert_read(tmp_path / "all.csv", [26, 4])
+
+
+def test_lists_of_one_label(table):
+    assert_read(table("a.jsonl", FILES, file_name=FILES, label=[[label] for label in LABELS]), [26, 4])
 
 
 def test_given_columns(table):
     assert_read(table(files=FILES, x=FILES, y=LABELS), [26, 4], columns={"path": "x", "label": "y"})
 
 
-@pytest.mark.parametrize("column", OF_SPLITS)
-def test_splits(column, labelled):
-    values, given, sizes = OF_SPLITS[column]
-    others = {"set": SPLITS[::-1]} if column == "given" else {}
-    assert_read(labelled(LABELS, **{column: values}, **others), sizes, columns=given)
+@each_row(OF_SPLITS)
+def test_splits(name, header, row, columns, sizes, tmp_path):
+    write_table(tree(tmp_path, *FILES) / "all.csv", rows_of(row), header)
+    assert_read(tmp_path / "all.csv", [*map(int, sizes.split())], columns=parse_value(columns or "null"))
 
 
 def test_folders_of_splits(table):
@@ -134,34 +150,37 @@ def test_folders_of_splits(table):
 
 @each_row(FORMATS)
 def test_formats(name, separator, encoding, table):
-    assert_read(table(name, FILES, encoding, separator.replace("tab", "\t"), **TWO), [26, 4])
+    assert_read(table(name, FILES, encoding, separator.replace("tab", "\t"), file=FILES, label=LABELS), [26, 4])
 
 
-UNCLEAR = {  # DATA.COLUMNS tells which ones are meant
-    "two labels": {"filename": FILES, "label": LABELS, "class": range(30)},
-    "no path": {"a b": range(30), "c": FILES, "d": LABELS},
-    "no label": {"file": FILES, "cat": [0, 1] * 15, "dog": [1, 0] * 15, "age": range(30)},
-    "two splits": TWO | {"split": SPLITS, "set": SPLITS},
-    "numbers of splits": TWO | {"partition": [0, 1, 2] * 10},
-    "unknown splits": TWO | {"Split Name": ["one", "one", "two"] * 10},
-}
+# DATA.COLUMNS tells which ones are meant. test: no number of rows says which value is the test
+UNCLEAR = """
+name | header | row | test
+two labels | filename,label,class | {file},{label},{n} |
+no path | a b,c,d | {n},{file},{label} |
+no label | file,cat,dog,age | {file},{is_cat},{is_dog},{n} |
+two splits | file,label,split,set | {file},{label},{split},{split} |
+numbers of splits | file,label,partition | {file},{label},{third} | 3
+unknown splits | file,label,Split Name | {file},{label},part{third} | part3
+"""
+PIXELS = {f"pixel{number}": range(30) for number in range(4)}
 NO_COLUMN = {  # that could be meant
     "pixels": {"digit": LABELS} | PIXELS,
     "pixels in a text": {"emotion": [0, 1] * 15, "pixels": ["70 70"] * 30, "Usage": SPLITS},
     "no header": {"TRAIN": SPLITS, "gs://b/0.jpg": FILES, "cat": LABELS},
 }
-OBJECTS = TWO | {"label": ['{"x": 1}', '{"x": 2}'] * 15}
+OBJECTS = {"file": FILES, "label": ['{"x": 1}', '{"x": 2}'] * 15}
 
 
-@pytest.mark.parametrize("case", UNCLEAR)
-def test_the_advice_about_unclear_columns_works(case, table):
+@each_row(UNCLEAR)
+def test_the_advice_about_unclear_columns_works(name, header, row, test, tmp_path):
     """One line names the file, the columns and DATA.COLUMNS; as it is typed, the option reads the table."""
-    file = table(files=FILES, **UNCLEAR[case])
+    file = tree(tmp_path, *FILES) / "all.csv"
+    write_table(file, rows_of(row), header)
     message = line_of(read, file)
     assert message.startswith(f"{file}:1: ")
     assert "DATA.COLUMNS" in message
-    *_, (*_, last) = UNCLEAR[case].values()  # no number of rows says which value is the test
-    for given in typed(message.replace("VALUE", str(last)), options(file)):
+    for given in typed(message.replace("VALUE", test), options(file)):
         assert read(file, columns=given.columns)[0].class_names == ["cat", "dog"]
 
 
