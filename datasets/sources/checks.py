@@ -366,19 +366,15 @@ def _file_sizes(samples: ImageFiles) -> np.ndarray:
     def find(first: int) -> None:
         if time.monotonic() > deadline:
             return
-        part = samples.places.part(first, min(first + _CHUNK, len(samples)))
-        sizes[first : first + len(part)] = [_file_size(f"{samples.root}/{path}") for path in part]
+        for index, path in enumerate(samples.places.part(first, min(first + _CHUNK, len(samples))), first):
+            try:
+                sizes[index] = os.stat(f"{samples.root}/{path}").st_size
+            except OSError:
+                sizes[index] = 0
 
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         pool.map(find, range(0, len(samples), _CHUNK))
     return sizes
-
-
-def _file_size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
 
 
 def _looks_intact(samples: ImageFiles, index: int, fingerprint: np.ndarray) -> bool:
@@ -415,20 +411,17 @@ def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray
     suspected = suspected[np.argsort(groups[suspected], kind="stable")]
     deadline = time.monotonic() + _MAX_COMPARE_SECONDS
 
-    def hash_files(first: int) -> list[bytes]:
-        """The SHA-256 of some files; empty for one that cannot be read in time."""
-        found = []
-        for place in suspected[first : first + _CHUNK].tolist():
-            samples, index = _find(splits, place)
-            digest = b""
-            if time.monotonic() < deadline:
-                with suppress(OSError), open_regular_file(samples.name(index)) as file:
-                    digest = hashlib.file_digest(file, "sha256").digest()
-            found.append(digest)
-        return found
+    def digest_of_file(place: int) -> bytes:
+        """SHA-256; empty for a file that cannot be read in time."""
+        samples, index = _find(splits, place)
+        if time.monotonic() < deadline:
+            with suppress(OSError), open_regular_file(samples.name(index)) as file:
+                return hashlib.file_digest(file, "sha256").digest()
+        return b""
 
+    parts = (suspected[first : first + _CHUNK].tolist() for first in range(0, len(suspected), _CHUNK))
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        digests = [*chain.from_iterable(pool.map(hash_files, range(0, len(suspected), _CHUNK)))]
+        digests = [*chain.from_iterable(pool.map(lambda part: [*map(digest_of_file, part)], parts))]
     equal = defaultdict(list)
     for place, digest in zip(suspected.tolist(), digests, strict=True):
         samples, index = _find(splits, place)

@@ -306,17 +306,15 @@ def _rows_of_splits(
     before: Iterable[list[bytes]], images: ImagesAtHand, found: Differences, is_own: bool
 ) -> Iterator[ImageRow]:
     """The rows of the splits at hand. Unless they are of this run, `found` gets the contents that were trained on."""
-    splits = {*images.splits}
-    is_whole = splits == {"all"}
-    begins = tuple(f"{split},".encode() for split in splits)
+    is_whole = {*images.splits} == {"all"}
+    begins = b"" if is_whole else tuple(f"{split},".encode() for split in images.splits)
     evaluated = set[bytes]()
     if not is_own:
         evaluated = {row.sha256.encode() for row in images.rows() if row.split != "train" and row.sha256}
-
     for lines in before:
         if evaluated:
             found.trained |= evaluated.intersection(_trained_in(lines))
-        wanted = [line for line in lines if is_whole or line.startswith(begins)]
+        wanted = [line for line in lines if line.startswith(begins)]
         texts = [line.decode("utf-8", "surrogateescape") for line in wanted]
         is_quoted = any('"' in text for text in texts)
         cells = csv.reader(texts) if is_quoted else (text.split(",") for text in texts)

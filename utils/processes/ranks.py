@@ -66,16 +66,18 @@ def launch_ranks(words: Sequence[str], number: int, folder: str, own_imports: st
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, the system keeps no status
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
     try:
-        if not own_imports:
-            of_fork = ranks.fork(variables)
-            if of_fork:
+        for of_rank in variables:
+            child = None if own_imports else fork_alone()
+            if child == 0:
                 listener.close()
-                _begin_rank(of_fork, unblocked)
+                _begin_rank(of_rank, unblocked)
                 return None
-            if not ranks.pids:
-                own_imports = "the launcher has threads"
-        if own_imports:
-            ranks.spawn(words, [of_rank | {OWN_IMPORTS: own_imports} for of_rank in variables], unblocked)
+            if child is None:
+                own_imports = own_imports or "the launcher has threads"
+                command = [sys.executable, *words]
+                of_program = {**environ, **of_rank, OWN_IMPORTS: own_imports}
+                child = os.posix_spawn(sys.executable, command, of_program, setsid=True, setsigmask=unblocked)
+            ranks.pids.append(child)
     except OSError as error:
         ranks.send(signal.SIGKILL)
         raise Unavailable(
@@ -118,24 +120,6 @@ class _Ranks:
         self.pids = list[int]()
         self._statuses = dict[int, int]()  # of the ranks that have ended; the negative number of a signal
         self._received = 0  # the first termination signal
-
-    def fork(self, variables: Sequence[Mapping[str, str]]) -> Mapping[str, str] | None:
-        """Forks this process once for each rank. Returns the variables of the rank in a fork, else None."""
-        for of_rank in variables:
-            child = fork_alone()
-            if child is None:
-                break
-            if not child:
-                return of_rank
-            self.pids.append(child)
-        return None
-
-    def spawn(self, words: Sequence[str], variables: Sequence[Mapping[str, str]], unblocked: Iterable[int]) -> None:
-        """Starts `python words` once for each rank."""
-        command = [sys.executable, *words]
-        for of_rank in variables:
-            pid = os.posix_spawn(sys.executable, command, {**environ, **of_rank}, setsid=True, setsigmask=unblocked)
-            self.pids.append(pid)
 
     def send(self, number: int) -> None:
         """Sends a signal to the ranks that run, and their workers."""
