@@ -182,11 +182,13 @@ class Compared(NamedTuple):
 
 
 def _figure(metric: Metric, before: list[SampleResults], after: list[SampleResults]) -> Compared:
-    """Of two models, or the mean over the seeds of two settings. Raises UserError: no images."""
+    """Of two models, or the mean over the seeds of two settings. Raises UserError: no images; it is undefined."""
     if not len(before[0].targets):
         raise UserError(NO_IMAGE)
     order = "NEW - OLD" if metric.sign > 0 else "OLD - NEW"
     values = [[metric.compute(results) for results in one] for one in (before, after)]
+    if np.isnan(values).any():
+        raise UserError(f"the {metric.title} of these images is undefined; give another -metric, or other images")
     difference = metric.sign * float(np.mean(values[1]) - np.mean(values[0]))
     texts = [metric.text(float(np.mean(one))) for one in values]
     if len(before) == 1:

@@ -50,11 +50,12 @@ from datasets.sources.sets.imagenet_sets import class_mask, wordnet_ids
 from datasets.sources.source import Wanted
 from datasets.sources.split import History, as_read_before, hash_paths
 from engine.checkpoint.files import find_checkpoint
-from engine.checkpoint.run_folder import check_same_checkpoint
+from engine.checkpoint.run_folder import BEST, check_same_checkpoint
 from engine.checkpoint.weights_record import record_in, weights_record
 from engine.plan.training import check_same_options, describe_preprocessing, find_on_all_ranks
 from engine.run.facts import EvaluationData, Fact
 from engine.run.log import RunLogger
+from engine.run.record import read_metrics
 from models.build import outputs_of_weights
 from models.weights.choose import EVALUATE, FEATURES, Purpose
 from models.weights.read import WeightsFile, read_weights
@@ -120,6 +121,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     if not prediction:
         notes += [note.on("Data") for note in check_images([samples], config.data, context, _DECODE_SECONDS)]
     images = _describe(samples, config, command, split, read.num_trained)
+    images = replace(images, epochs=_epochs_of_choice(config, record, split))
     notes += [note.on("Data") for note in read.notes]
     notes.append(images)
     if not names_note:
@@ -203,6 +205,15 @@ def _describe(samples: Samples, config: Config, command: Command, split: str, nu
     return EvaluationData(
         len(samples), present, outputs, split if has_split else None, trained=num_trained, digest=digest
     )
+
+
+def _epochs_of_choice(config: Config, record: WeightsRecord, split: str) -> int:
+    """The epochs among which these images chose the weights: the validation images of the run of a best.pth."""
+    weights = Path(str(config.model.pretrained))
+    if weights.name != BEST or split != "val" or not record.is_of(config.data):
+        return 0
+    rows, _ = read_metrics(weights.parent)
+    return len({row["epoch"] for row in rows if "val_loss" in row})
 
 
 def options_of_weights(command: Command) -> tuple[Config, WeightsRecord, list[Note | Fact]]:

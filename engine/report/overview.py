@@ -113,11 +113,14 @@ def choice_on(run: RunContents, evaluation: EvaluationContents) -> str:
     """What was chosen on the images of a figure, 'best of 20 epochs on these images: too good'; '' of test images."""
     chosen = []
     epochs = len(points(run.epochs, "epoch", f"val_{run.metric.name}"))
+    evaluated = run.fact(facts.EvaluationData)
+    if evaluated:
+        epochs = evaluated.epochs
     if epochs > 1:
         chosen.append(f"best of {epochs} epochs")
-    if run.is_multi_label and run.metric.kind in ("mean", "share") and run.metric.is_percent:
+    if epochs and run.is_multi_label and run.metric.kind in ("mean", "share") and run.metric.is_percent:
         chosen.append("thresholds")
-    if run.is_evaluation or not chosen or evaluation.split == SPLITS["test"]:
+    if not chosen or evaluation.split == SPLITS["test"]:
         return ""
     return f"{' and '.join(chosen)} chosen on these images: too good"
 

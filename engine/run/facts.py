@@ -155,7 +155,7 @@ class EvaluationData:
 
     classes: with images, of `model_classes`. split: 'train', 'val' or 'test'; None: all images. path: of unlabelled
     images, which have no classes. digest: as `TrainingData.validation_digest`. trained: the number of images
-    that the model was trained on.
+    that the model was trained on. epochs: among which these images chose the weights.
     """
 
     number: int
@@ -165,6 +165,7 @@ class EvaluationData:
     path: str | None = None
     digest: str = ""
     trained: int = 0
+    epochs: int = 0
 
     def __str__(self) -> str:
         return f"Data: {self.images}"

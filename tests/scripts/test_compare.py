@@ -168,6 +168,12 @@ def test_models_are_compared_at_one_goal_with_thresholds_of_each_draw(goal):
     assert limits_at_goal(pair[0], pair[0], point)[1](1)[1] > 1  # equal models may differ
 
 
+def test_an_undefined_figure_is_not_compared():
+    one_class = results_of_hits(np.full(3, True))
+    with refused("the quadratic kappa of these images is undefined"):
+        compare._figure(METRICS["quadratic_kappa"], [one_class], [one_class])
+
+
 VERDICTS = """
 low | high | margin | status | part
 -0.4 | 0.6 | 0.5 | 0 | Not worse

@@ -1,6 +1,6 @@
 """How often the printed 95% intervals have the true value, in simulated evaluations.
 
-    python tests/stress/coverage.py             # 200 draws of small data; status 1: an interval has it in under 89%
+    python tests/stress/coverage.py             # 300 draws of small data; status 1: an interval has it in under 89%
     python tests/stress/coverage.py all -cells  # 1,000 draws of all cells, a line for each; docs/evaluation.md
 
 A cell is a metric on a kind of data. The true value is the one of a very large sample. Draws without an interval do not
@@ -264,13 +264,13 @@ def measure(cell: Cell, draws: int) -> dict[str, Coverage]:
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("which", nargs="?", choices=("ci", "all"), default="ci")
-    parser.add_argument("-draws", type=int, help="default: 200, of all cells 1,000")
+    parser.add_argument("-draws", type=int, help="default: 300, of all cells 1,000")
     parser.add_argument("-only", default="", help="cells whose kind begins with this")
     parser.add_argument("-metric", default="", help="one metric")
     parser.add_argument("-cells", action="store_true", help="a line for each cell and metric")
     parser.add_argument("-jobs", type=int, default=os.cpu_count())
     flags = parser.parse_args(argv)
-    draws = flags.draws or (1000 if flags.which == "all" else 200)
+    draws = flags.draws or (1000 if flags.which == "all" else 300)
     chosen = []
     for cell in cells():
         metrics = cell.metrics

@@ -103,3 +103,14 @@ def test_a_stopped_run_does_not_touch_them_and_its_end_does(argv, tmp_path):
     assert read_result(folder)["test"]["samples"] == 34
     assert not (files / "mistakes.csv").exists()
     assert f"{files} cannot be written" in log_of(folder)
+
+
+def test_an_evaluation_says_that_its_images_chose_the_weights(argv, tmp_path):
+    folder = train(argv)
+    told = []
+    for weights, split in (("best", "val"), ("last", "val"), ("best", "test")):
+        output = tmp_path / f"{weights}-{split}"
+        run_here("-eval", f"-pretrained={folder / weights}.pth", f"-split={split}", *argv[:4], f"-output={output}")
+        text = log_of(only_run(output, "eval"))
+        told.append("best of 3 epochs chosen on these images: too good" in text)
+    assert told == [True, False, False]
