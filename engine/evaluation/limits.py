@@ -20,15 +20,8 @@ _POISSON = (0, 0.051293, 0.355362, 0.817691)
 _LARGE = 1e8  # degrees of freedom, from which on t is normal
 
 
-def beta_cdf(x: Any, a: Any, b: Any) -> np.ndarray:
-    """The regularized incomplete beta function of arrays or numbers; a: 1/2, or at least 1; b: at least 1/2."""
-    angle = np.arcsin(np.sqrt(x))
-    found: np.ndarray = _integral(angle, a, b) / _integral(np.pi / 2, a, b)
-    return found
-
-
 def beta_quantile(probability: float, a: Any, b: Any) -> np.ndarray:
-    """The share at which `beta_cdf` is `probability`."""
+    """Of arrays or numbers; a: 1/2, or at least 1; b: at least 1/2."""
     found: np.ndarray = np.sin(_angle_quantile(probability, a, b)) ** 2
     return found
 
@@ -43,7 +36,8 @@ def t_quantile(freedom: Any, probability: float = 0.975) -> np.ndarray:
 
 def two_sided_p(t: float, freedom: float) -> float:
     """The probability that Student's t is at least as far from 0."""
-    return 1 - float(beta_cdf(t * t / (freedom + t * t), 0.5, freedom / 2))
+    shares = [_integral(end, 0.5, freedom / 2) for end in (np.arctan(abs(t) / math.sqrt(freedom)), np.pi / 2)]
+    return 1 - float(shares[0] / shares[1])
 
 
 def clopper_pearson(hits: Any, number: Any, tail: float) -> tuple[np.ndarray, np.ndarray]:

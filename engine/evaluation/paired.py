@@ -34,8 +34,7 @@ def paired_limits(new: SampleResults, old: SampleResults, metric: Metric) -> Lim
 
     Raises UserError: the groups of the images are not known.
     """
-    if new.lacks_groups or old.lacks_groups:
-        raise UserError("no interval: the groups of the images are not known; give DATA.GROUPS for all of them")
+    _check_groups(new, old)
     units = units_of(old)
     difference = metric.gain(new, old)
     if metric.kind is None:
@@ -67,8 +66,9 @@ def limits_over_seeds(new: Sequence[SampleResults], old: Sequence[SampleResults]
     pseudo-values of each image or group (Dorfman, Berbaum and Metz, 1992). More images do not narrow the part of the
     seeds. Also raises UserError: a metric without changes.
     """
-    if metric.kind is None or new[0].lacks_groups or old[0].lacks_groups:
-        raise UserError(f"no interval of the {metric.title} over seeds without the groups; compare single runs")
+    _check_groups(*new, *old)
+    if metric.kind is None:
+        raise UserError(f"no interval of the {metric.title} over seeds; compare single runs")
     units = units_of(old[0])
     scale = metric.sign * (100.0 if metric.is_percent else 1.0)
     gains = []
@@ -92,8 +92,7 @@ def limits_at_goal(new: SampleResults, old: SampleResults, point: OperatingPoint
 
     Raises UserError: as `paired_limits`.
     """
-    if new.lacks_groups or old.lacks_groups:
-        raise UserError("no interval: the groups of the images are not known; give DATA.GROUPS for all of them")
+    _check_groups(new, old)
     rows = old.rows_of_class(point.label)
     pair = [results.take(rows).of_class(point.label) for results in (old, new)]
     is_own = pair[0][1]
@@ -109,6 +108,11 @@ def limits_at_goal(new: SampleResults, old: SampleResults, point: OperatingPoint
     strata = np.zeros(units.number, bool) if units.are_groups else is_own
     alike = float(np.sum(is_own if point.specificity else ~is_own))
     return figures(slice(None)), _bootstrap(gain, units, strata, alike)
+
+
+def _check_groups(*models: SampleResults) -> None:
+    if any(results.lacks_groups for results in models):
+        raise UserError("no interval: the groups of the images are not known; give DATA.GROUPS for all of them")
 
 
 def _bootstrap(
