@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from utils.errors import Findings, Unavailable, UserError, print_escaped, print_resume, to_single_line
 from utils.library_compat import exit_fork
 from utils.notes import record_run_end
+from utils.processes import ranks
 from utils.processes.launch import has_launcher, rank_of_process
 from utils.signals import Interrupted, end_without_exceptions, raise_on_signals
 
@@ -60,7 +61,7 @@ def run_script(main: Callable[[list[str]], int]) -> NoReturn:
     """Runs `main` with the arguments of the process, and exits with its status. `main` may return in a fork, too."""
     process = os.getpid()
     status = run_and_report_errors(main, sys.argv[1:])
-    if os.getpid() != process:
+    if os.getpid() != process or ranks.have_ended:  # whose objects take seconds to free
         exit_fork(status)
     sys.exit(status)
 

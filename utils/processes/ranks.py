@@ -26,6 +26,7 @@ from utils.processes.launch import (
 from utils.signals import TERMINATION_SIGNALS, Interrupted, handle_signals, signal_name
 from utils.threads import wait_for
 
+have_ended = False  # the ranks that this process has launched
 _END_SECONDS = 30  # of the other ranks when one has failed
 _POSSIBLE_CAUSES: dict[int, str] = {
     signal.SIGKILL: f": out of host memory, or not saved {SHUTDOWN_SECONDS} s after another signal",
@@ -91,6 +92,8 @@ def launch_ranks(words: Sequence[str], number: int, folder: str, own_imports: st
     finally:
         handle_signals(signal.SIG_IGN)
         send_to_groups(ranks.pids, signal.SIGKILL)  # workers of ranks that have ended
+    global have_ended
+    have_ended = True
     return ranks.end_status(variables)
 
 
