@@ -69,6 +69,7 @@ class Figure(NamedTuple):
 
     low, high: limits that the 95% interval has inside. changes: of the value without each unit, float64 (U,).
     kish: the number of units of equal weight that say as much (Kish, 1965). reason: why there is no interval.
+    step: of the value by the share of samples that are right in place of wrong.
     """
 
     value: float
@@ -77,6 +78,7 @@ class Figure(NamedTuple):
     changes: np.ndarray
     kish: float
     reason: str = ""
+    step: float = 1.0
 
 
 def freedom_of(changes: np.ndarray, kish: float, units: Units) -> float:
@@ -305,13 +307,14 @@ def _agreement(results: SampleResults, of: int, units: Units) -> Figure:
     means = (relative @ of_predicted)[:, None] + of_true @ relative - 2
     parts = 1 - found + found.mean() * means[true, predicted]
     shares = read_shares([(rows, 0 * rows, parts, np.ones(len(rows)))], 1, units)
-    of_chance = 1 / (1 - of_true @ of_predicted)
+    of_chance = 1 / (1 - float(of_true @ of_predicted))
     ratio = (found @ found + 2 * of_chance) / (found.sum() + 2)
     numbers = np.minimum(shares.numbers, len(rows) / ratio) if found.any() else shares.numbers / ratio
     kappa = np.maximum(shares.shares, 0)
     low, high = wilson(kappa, numbers)
     low = np.minimum(low, kappa * wilson(1.0, len(rows) / of_chance)[0])
-    return _mean_of(shares, shares.shares, (low, high))
+    step = math.sqrt(found @ found / np.count_nonzero(found)) if found.any() else of_chance
+    return _mean_of(shares, shares.shares, (low, high))._replace(step=step)
 
 
 KINDS: dict[str, Callable[[SampleResults, Any, Units], Figure]] = {

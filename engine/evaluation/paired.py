@@ -44,6 +44,7 @@ def paired_limits(new: SampleResults, old: SampleResults, metric: Metric) -> Lim
     changes = figures[0].changes - figures[1].changes
     variance = float(changes @ changes)
     kish = min(figure.kish for figure in figures)
+    steps = float(sum(figure.step**2 for figure in figures))
     freedom = freedom_of(changes, kish, units)
     alike = kish * len(units.of_rows) / units.number if variance > 0 else kish
     largest = 200.0 if metric.kind == "agreement" else 100.0  # kappas are from -100 on
@@ -51,7 +52,7 @@ def paired_limits(new: SampleResults, old: SampleResults, metric: Metric) -> Lim
     def limits_at(factor: float) -> tuple[float, float]:
         distance = math.inf
         if factor * kish >= 2:
-            least = 2 * metric.is_percent / (factor * alike + 2) ** 2
+            least = metric.is_percent * steps / (factor * alike + 2) ** 2
             quantile = float(t_quantile(max(factor * (freedom + 1) - 1, 1)))
             distance = quantile * math.sqrt(max(variance / factor, least))
         if not metric.is_percent:
