@@ -5,7 +5,8 @@ without it: columns, folders, names of files.
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations, islice
 from pathlib import Path
@@ -24,7 +25,6 @@ from datasets.sources.rows import Rows
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
 from datasets.sources.source import Wanted
-from datasets.sources.tables.cells import Columns
 from datasets.sources.tables.columns import find_layout, likely_columns
 from datasets.sources.tables.files import Table, open_table
 from datasets.sources.tables.joins import open_for
@@ -71,7 +71,7 @@ def suggest_groups(listing: ImageFiles, data: Data, table: Table | None, is_cut:
     if table:
         notes = _cases_in_column(table, data)
     elif not data.labels:
-        notes = _cases_in_folders(listing)
+        notes = _cases_in_folders(listing) or _cases_beside(listing, data)
     if notes or not is_cut:
         return notes
     return _cases_in_names(listing)
@@ -91,6 +91,32 @@ def _cases_in_column(table: Table, data: Data) -> list[Note]:
         label = "" if data.multi_label else " ".join(layout.labels_in(cells))
         for name, pairs in in_classes.items():
             pairs[cells[name], label] += 1
+    return _note_on_columns(table, in_classes)
+
+
+def _cases_beside(listing: ImageFiles, data: Data) -> list[Note]:
+    """Of columns of a table beside class folders that names all images, as `_cases_in_column`."""
+    for table in _tables_beside(listing, data):
+        in_classes = dict[str, Counter[tuple[str, str]]]()
+        for name in filter(_COLUMN.fullmatch, table.header):
+            with suppress(UserError):  # it cannot be read, or an image has two groups
+                groups = _groups_in_column(listing, table, data, name)
+                if groups:
+                    in_classes[name] = Counter(zip(groups, _classes_of(listing), strict=True))
+        notes = _note_on_columns(table, in_classes)
+        if notes:
+            return notes
+    return []
+
+
+def _classes_of(listing: ImageFiles) -> list[str]:
+    """The class of each image, as a text; one class if images have several labels."""
+    targets = listing.arrays["targets"]
+    return [*map(str, targets)] if targets.ndim == 1 else [""] * len(targets)
+
+
+def _note_on_columns(table: Table, in_classes: Mapping[str, Counter[tuple[str, str]]]) -> list[Note]:
+    """in_classes: of each column, the images of each value in each class."""
     sizes = {name: len({value for value, _ in pairs}) for name, pairs in in_classes.items() if _are_groups(pairs)}
     if not sizes:
         return []
@@ -143,8 +169,7 @@ def case_folders(paths: Sequence[str], of_labels: int, fewest: int = 2) -> str:
 def _cases_in_names(listing: ImageFiles) -> list[Note]:
     """Of the first expression whose text are cases in the names of files: P1001_1.jpg, P1001_2.jpg."""
     paths = [*map(to_nfc, islice(listing.places, 20_000))]
-    targets = listing.arrays["targets"]
-    classes = targets.tolist() if targets.ndim == 1 else [0] * len(targets)
+    classes = _classes_of(listing)
     undated = (_NO_CASE.sub(lambda match: re.sub(r"\d", "x", match[0]), path) for path in paths)
     stems = [os.path.splitext(path)[0] for path in undated]
     if 4 * sum(_COPY.search(os.path.basename(stem)) is not None for stem in stems) > len(stems):
@@ -159,7 +184,7 @@ def _cases_in_names(listing: ImageFiles) -> list[Note]:
     return []
 
 
-def _are_cases(stems: Sequence[str], spans: Sequence[tuple[int, int]], classes: Sequence[int]) -> bool:
+def _are_cases(stems: Sequence[str], spans: Sequence[tuple[int, int]], classes: Sequence[str]) -> bool:
     """Whether the texts in the spans are cases, unlike classes, single images, and numbers of a camera or of times."""
     cases = [stem[start:end] for stem, (start, end) in zip(stems, spans, strict=True)]
     rests = [stem[end:] for stem, (_, end) in zip(stems, spans, strict=True)]
@@ -189,7 +214,7 @@ def group(rows: Rows, wanted: Wanted) -> Rows:
         groups = samples.groups
         try:
             if groups is None and isinstance(samples, ImageFiles):
-                groups = _find_groups(samples, data, data.groups).strings()
+                groups = _find_groups(samples, data, data.groups)
             if groups is not None:
                 missing = np.flatnonzero(np.diff(groups.ends, prepend=0) == 0).tolist()
                 if missing:
@@ -210,7 +235,7 @@ def group(rows: Rows, wanted: Wanted) -> Rows:
             notes.append(Note("screen", f"no figures of groups: {problem}"))
             arrays = {name: values for name, values in samples.arrays.items() if not name.startswith("groups")}
             splits[split] = samples.changed(arrays=arrays)
-    return replace(rows, splits=splits).noted(*notes)
+    return replace(rows, splits=splits).noted(*dict.fromkeys(notes))
 
 
 def _notes_on_mixed(groups: PackedStrings, targets: np.ndarray) -> list[Note]:
@@ -218,12 +243,12 @@ def _notes_on_mixed(groups: PackedStrings, targets: np.ndarray) -> list[Note]:
     if targets.ndim == 2:
         return []
     sizes = Counter(group for group, _ in {*zip(groups, targets.tolist(), strict=True)})
-    fix = "docs/evaluation.md#groups-of-several-classes has the accuracy of each"
-    text = f"no figures of groups without groups: any, as the images of each are of several classes; {fix}"
+    page = "docs/evaluation.md#groups-of-several-classes"
+    text = f"no figures of groups, as each has images of several classes: {page}"
     return [Note("screen", text)] if min(sizes.values(), default=1) > 1 else []
 
 
-def _find_groups(listing: ImageFiles, data: Data, given: str) -> StringPacker:
+def _find_groups(listing: ImageFiles, data: Data, given: str) -> PackedStrings:
     """The group of each image, '' without one. given: DATA.GROUPS."""
     place = f"{listing.root}, which has no table"
     columns = []
@@ -234,37 +259,59 @@ def _find_groups(listing: ImageFiles, data: Data, given: str) -> StringPacker:
         if given in columns:
             changes = {**data.given_columns, "label": given, "cells": {}}
             return _groups_in(listing, table, data.image_root, changes, data)
-    beside = None if listing.file else _table_beside(listing, data, given)
+    beside = [] if listing.file or "(" in given else _groups_beside(listing, data, given)
     if beside:
-        table, changes = beside
-        return _groups_in(listing, table, None, changes, data)
+        return max(beside, key=_number_named)
     if "(" in given:
         if problem := problem_of_expression(given):
             raise UserError(f"DATA.GROUPS {problem}")
         matches = map(re.compile(given).search, map(to_nfc, listing.places))
-        return StringPacker("/".join(filter(None, match.groups())) if match else "" for match in matches)
-    if os.path.exists(given):
-        table = open_table(Path(given), data.encoding)
+        return StringPacker("/".join(filter(None, match.groups())) if match else "" for match in matches).strings()
+    file = next((path for path in (Path(given), Path(data.data_path, given)) if os.path.isfile(path)), None)
+    if file:
+        table = open_table(file, data.encoding)
+        if "group" not in table.header:
+            raise UserError(
+                f"{file}:1: has no column group; it has {list_names(table.header)}; call its columns path and group"
+            )
         return _groups_in(listing, table, data.data_path, {"path": "path", "label": "group"}, data)
     known = f"one of {list_names(columns)}, " if columns else ""
     fix = f"; give {known}a table path,group or an expression (part) of the paths in {listing.root}"
     raise UserError(f"DATA.GROUPS {given} is unknown in {place}{did_you_mean(given, columns) or fix}")
 
 
-def _table_beside(listing: ImageFiles, data: Data, column: str) -> tuple[Table, Columns] | None:
-    """The first table beside class folders that names images and has a column; with DATA.COLUMNS of the groups."""
+def _groups_beside(listing: ImageFiles, data: Data, column: str) -> list[PackedStrings]:
+    """The groups by each table beside class folders that names images and has a column."""
+    tables = [table for table in _tables_beside(listing, data) if column in table.header]
+    found = (_groups_in_column(listing, table, data, column) for table in tables)
+    return [groups for groups in found if groups]
+
+
+def _number_named(groups: PackedStrings) -> int:
+    return int(np.count_nonzero(np.diff(groups.ends, prepend=0)))
+
+
+def _tables_beside(listing: ImageFiles, data: Data) -> Iterator[Table]:
     for folder in dict.fromkeys((Path(data.data_path), listing.root)):
         for file in paths_in(folder, "*.[ct]sv"):
-            table = open_for(file, data)
-            found, _ = likely_columns(table, names=[column]) if column in table.header else ([], False)
-            if found:
-                return table, {"path": found[0]["path"], "label": column}
-    return None
+            try:
+                table = open_for(file, data)
+            except UserError:  # another encoding, or no table
+                continue
+            yield table
+
+
+def _groups_in_column(listing: ImageFiles, table: Table, data: Data, column: str) -> PackedStrings | None:
+    """The groups in a column of a table beside class folders; None if no column has names of images."""
+    found, _ = likely_columns(table, names=[column])
+    if not found:
+        return None
+    return _groups_in(listing, table, None, {"path": found[0]["path"], "label": column}, data)
 
 
 def _groups_in(
     listing: ImageFiles, table: Table, root: str | None, columns: Mapping[Any, Any], data: Data
-) -> StringPacker:
+) -> PackedStrings:
     """The group of each image in a table with these columns; '' without one. root: as DATA.IMAGE_ROOT.
 
     Raises UserError: the table cannot be read, or an image has two groups.
@@ -279,7 +326,8 @@ def _groups_in(
             rows.add_finding(line, f"{shorten(path)} has the group {shorten(group_of[path])} in another line")
     raise_problems(table.file, rows.findings)
     folder = os.path.relpath(listing.root, rows.root)
-    return StringPacker(group_of.get(os.path.normpath(os.path.join(folder, path)), "") for path in listing.places)
+    names_of_groups = (group_of.get(os.path.normpath(os.path.join(folder, path)), "") for path in listing.places)
+    return StringPacker(names_of_groups).strings()
 
 
 def warn_of_shared_groups(rows: Rows, wanted: Wanted) -> Rows:

@@ -379,7 +379,7 @@ def _notes_on_data(config: Config, splits: list[Samples], command: Command, is_n
         expected = number_of_classes(data.dataset, splits)
     notes = []
     if data.groups and "DATA.GROUPS" not in command.given:
-        notes.append(Note("screen", f"images of one {data.groups} stay in one split (DATA.GROUPS)"))
+        notes.append(Note("screen", f"DATA.GROUPS {data.groups}: images of one group stay in one split"))
     if not data.multi_label and np.count_nonzero(train.class_counts(outputs)) == 1:
         notes.append(Note("warning", "all training images are of one class: an accuracy of 100% means nothing"))
     if is_new and outputs > expected:

@@ -175,15 +175,16 @@ def _longer_or_probe(run: RunContents, text: str) -> Verdict:
 
 
 def _longer(run: RunContents) -> str:
-    """The command that doubles the epochs, if time has ended the run, or the validation rises: the mean of the last
-    fifth is above the mean of the fifth before. '' after an early stop, which more epochs do not undo.
+    """The command that doubles the epochs, if time has ended the run, after a single epoch, or if the validation rises:
+    the mean of the last fifth is above the mean of the fifth before. '' after an early stop, which more epochs do not
+    undo.
     """
     if run.values["stopped_early"]:
         return ""
     val = [y for _, y in points(_trained_epochs(run), "epoch", "val_top1")]
     fifth = max(len(val) // 5, 1)
     rises = len(val) > 1 and fmean(val[-fifth:]) - fmean(val[-2 * fifth : -fifth]) >= _RISE
-    if rises or run.options["TRAIN.MINUTES"]:
+    if rises or len(val) == 1 or run.options["TRAIN.MINUTES"]:
         epochs = 2 * run.options["TRAIN.NUM_EPOCHS"]
         return command_of(run, f"-resume={run.folder.absolute()}", f"-epochs={epochs}")
     return ""

@@ -136,8 +136,8 @@ def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
         ),
         (
             has_constant_decay and initial > 0.1,
-            f"TRAIN.MODEL_EMA_DECAY {train.model_ema_decay:g}: the weights at its start are {initial:.0%} of the last "
-            "average; lower it, or TRAIN.MODEL_EMA_WARMUP=true",
+            f"TRAIN.MODEL_EMA_DECAY {train.model_ema_decay:g}: the last average is {initial:.0%} initial weights; "
+            "lower it, or TRAIN.MODEL_EMA_WARMUP=true",
         ),
         (
             lacks_weights,

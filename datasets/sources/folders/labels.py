@@ -35,8 +35,9 @@ def by_split(root: Path, paths: Sequence[str]) -> tuple[int, dict[str, list[str]
         if any(words.values()):
             named = [word for word in words.values() if word]
             bare = {name for name, word in words.items() if not word}
-            inner = {path.split("/")[level + 1] for path in paths if path.count("/") > level + 1}
-            if "train" not in named and (bare & inner or bare == {""}):
+            deep = (path.split("/") for path in paths if path.count("/") > level + 1)
+            recurring = bare & {folders[level + 1] for folders in deep if words[folders[level]]}
+            if "train" not in named and (2 * len(recurring) > len(bare) or bare == {""}):
                 words.update(dict.fromkeys(bare, "train"))
             if not all(words.values()) or len({*named}) < len(named) or "train" not in words.values():
                 shown = list_names(sorted(words.keys() - {""}), _MAX_SHOWN)

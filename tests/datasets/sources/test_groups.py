@@ -211,8 +211,16 @@ def test_shards_have_groups_of_all_images_or_none(tmp_path):
 
 
 def test_groups_of_class_folders_are_a_column_of_the_table_beside_them(tmp_path):
+    """The option is suggested. The table that names most images counts; others may be of any encoding."""
     paths = [f"{label}/{number}.jpg" for label in "ab" for number in range(12)]
     root = tree(tmp_path, *paths)
-    write_table(root / "people.csv", [f"{path},P{path[2:-4]}" for path in paths], "file,patient")
-    splits = read_splits(options(root, class_folders=True, groups="patient"))
-    assert sum(groups_apart(*splits)) == 12
+    write_table(root / "b.csv", [f"{path},P{path[2:-4]}" for path in paths], "file,patient")
+    given = options(root, class_folders=True)
+    (note,) = told(read_splits(given)[0].notes, "DATA.GROUPS", "screen")
+    assert "DATA.GROUPS=patient (12 values, 2 images a value)" in note
+    write_table(root / "a.csv", ["a/0.jpg,P0"], "file,patient")
+    (root / "notes.csv").write_bytes("straße".encode("latin-1"))
+    (root / "lists.csv").write_text("path,group\n" + "".join(f"{path},{path[2:-4]}\n" for path in paths))
+    for groups in ("patient", r"(\d+)", "lists.csv"):
+        splits = read_splits(given.changed(groups=groups))
+        assert sum(groups_apart(*splits)) == 12

@@ -44,6 +44,8 @@ files | named
 train/{a,b}_{1,2}.jpg val/{a,c}_1.jpg | 'val/c_1.jpg'  # a class of val
 {train,test,raw}/{a,b}_1.jpg | 'raw', 'test', 'train'  # images beside splits
 {train,training,test}/{a,b}_1.jpg | 'test', 'train', 'training'
+{a,b,test_strip}/{a,b}_1.jpg test_strip/a/b_2.jpg | 'a', 'b', 'test_strip'
+images/images/{a,b}_1.jpg test/{a,b}_2.jpg | 'images', 'test'
 """
 
 
@@ -146,6 +148,12 @@ def test_levels_of_folders_are_columns(tree_of, columns, classes, groups, tmp_pa
     for path, label in classes_of(*splits).items():
         assert f"/{label}/" in f"/{path}"
     assert len({group for one in splits for group in one.groups or ()}) == int(groups)
+
+
+def test_a_test_image_without_a_class_folder_is_named(tmp_path):
+    root = tree(tmp_path, "{a,b}/x{1,2,3}.jpg", "test/{a,b}/x4.jpg", "test/x5.jpg")
+    with refused("test/x5.jpg"):
+        read_splits(options(root, columns={"label": 1}))
 
 
 def test_columns_of_another_kind_are_refused_and_those_of_a_run_are_left_out(tmp_path, cpu):
