@@ -11,7 +11,7 @@ from datasets.sources.folders.class_folders import FoundFiles, has_class_folders
 from datasets.sources.folders.labels import by_split, folders_of_split, without_masks
 from datasets.sources.formats import refuse_format
 from datasets.sources.listed.parquet import parquet_files
-from datasets.sources.listing import paths_in
+from datasets.sources.listing import forget_listings, paths_in
 from datasets.sources.path_words import of_level, split_of_images
 from datasets.sources.source import source_class
 from datasets.sources.tables.files import METADATA, PARQUET, TABLE_SUFFIXES, table_file
@@ -26,7 +26,11 @@ def recognize_dataset(data: Data, context: ProcessContext, has_columns_of_run: b
     has_columns_of_run: DATA.COLUMNS are of the run, and left out if the data are tables in place of folders, or the
     reverse. Every rank must call it. Raises UserError for DATA.MULTI_LABEL and a data set with one label per image.
     """
-    return data.changed(**find_on_main(lambda: find_changes(data, has_columns_of_run), context))
+    try:
+        return data.changed(**find_on_main(lambda: find_changes(data, has_columns_of_run), context))
+    except UserError:
+        forget_listings()  # no reading follows
+        raise
 
 
 def find_changes(data: Data, has_columns_of_run: bool = False) -> dict[str, str | None]:

@@ -8,6 +8,7 @@ from importlib import import_module
 from configs.command_line import Command
 from configs.schema import Config
 from datasets.recognition import recognize_dataset
+from datasets.sources.listing import forget_listings
 from engine.plan.training import check_same_options
 from engine.run.log import print_waiting_notes
 from utils import notes
@@ -60,6 +61,7 @@ def run(command: Command, context: ProcessContext) -> int:
             raise
         raise explained from error
     finally:
+        forget_listings()  # of a start that has ended before the samples were read
         print_waiting_notes()
         kill_children()
 

@@ -103,9 +103,16 @@ class ImagesAtHand:
         return int(np.count_nonzero(self.content.any(1)))
 
     def rows(self) -> Iterator[ImageRow]:
+        return self._rows(self._names())
+
+    def _names(self) -> dict[str, list[str]]:
+        """Of the labels of each split. A part of the images may lack the last labels, and so the second of a name."""
+        return {split: names_of_labels(samples, len(samples.class_counts(0))) for split, samples in self.splits.items()}
+
+    def _rows(self, names_of: Mapping[str, list[str]]) -> Iterator[ImageRow]:
         digests = self._digests()
         for split, samples in self.splits.items():
-            names = names_of_labels(samples, len(samples.class_counts(0)))
+            names = names_of[split]
             labels: Iterable[str] = (name_of_target(target, names) for target in samples.targets)
             if not is_multi_hot(samples.targets):
                 labels = map(names.__getitem__, samples.targets.tolist())
@@ -138,8 +145,9 @@ class ImagesAtHand:
         part_of = self.content[:, 0].astype(np.int64) * parts // 256  # so that a part of the lines is in memory
         digest = sha256()
         separator = b""
+        names = self._names()
         for part in range(parts):
-            rows = self._select(part_of == part).rows()
+            rows = self._select(part_of == part)._rows(names)
             lines = sorted(
                 f"{row_digest} {split} {path} {label} {group}" for split, path, label, group, row_digest in rows
             )
@@ -283,7 +291,7 @@ def compare_images(
     to_come = dict[tuple[str, ...], tuple[ImageRow, int]]()
     rows = _rows_of_splits(before, images, found, fills)
     for index, (old, new) in enumerate(zip_longest(rows, images.rows())):
-        if old == new:  # nearly all of a resumed run
+        if old == new and not renames:  # nearly all of a resumed run
             found.number += 1
             found.common += 1
             continue

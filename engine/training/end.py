@@ -114,7 +114,8 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
     known = outputs.evaluation.values
     kept = trainer.report.best  # on the main process
     is_known = known.get("epoch") == epoch and known.get("attention", NOT_DRAWN) != NOT_DRAWN
-    is_written, is_kept = broadcast_object((is_known, kept is not None and kept.epoch == epoch), context)
+    is_known, is_kept = broadcast_object((is_known, kept is not None and kept.epoch == epoch), context)
+    is_written = is_known and not is_kept  # by this start, or by one that wrote the epoch and was killed before its end
     if is_written and test is None:
         return None
     best = config.with_model(pretrained=str(outputs.folder / BEST), weights_entry=None)  # of the initial weights

@@ -21,7 +21,7 @@ from datasets.sources.tables.cells import (
     ways_on,
 )
 from datasets.sources.tables.files import FOLDERS, Layout, Table
-from datasets.sources.tables.places import Places
+from datasets.sources.tables.places import LEVELS, Places
 from datasets.sources.tables.search import find_places, with_folder
 from utils.errors import UserError
 from utils.notes import Note
@@ -53,6 +53,7 @@ _NO_LABEL = re.compile(  # of a person, a place, a device, an image; also as Cel
 )
 _MAYBE_SPLITS = {"dataset", "fold", "phase", "usage", "mode", "part", "stage"}
 _SPLIT_FLAG = re.compile("(?:is)?(train|val|test)(?:ing|id|idation)?(?:image|img|sample|set|split)?")
+_MAX_SEEN = 10_000  # folders in memory
 Values = Mapping[str, Collection[str]]  # of each column
 _NAME_OF_SPLITS = re.compile(
     rf"{_SPLIT_FLAG.pattern}|(data|train|val|test)*(split|partition)s?(name|id|set|type)?\d*|(sub)?set"
@@ -144,15 +145,18 @@ def _values_of(table: Table, path: str = "", places: Places | None = None) -> di
     are all words of splits. path: the column of paths.
     """
     values: dict[str, set[str]] = {name: set() for name in (*table.header, FOLDERS)}
-    levels = defaultdict[int, set[str]](set)
+    levels: dict[int, set[str]] = {level: set() for level in range(LEVELS)}  # all of whose folders are words of splits
     seen = set[str]()  # most images are in few folders
     for _, cells in table:
-        folder, _, name = cells[path].rpartition("/") if places else ("", "", "")
-        key = f"{folder}/{name}" if places and (places.has_names or "\\" in name) else folder
-        if places and key not in seen:
-            seen.add(key)
+        folder = places.folder_in(cells[path]) if places else ""
+        if places and levels and folder not in seen:
             for level, one in enumerate(places.folders(cells[path])):
-                levels[level].add(one)
+                if one and one.lower() not in SPLIT_WORDS:
+                    levels.pop(level, None)
+                elif level in levels:
+                    levels[level].add(one)
+            if len(seen) < _MAX_SEEN:
+                seen.add(folder)
         for name, text in cells.items():
             if len(values[name]) <= 30:
                 values[name].add(text)

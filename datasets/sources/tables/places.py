@@ -12,7 +12,7 @@ from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.listing import list_directory
 from utils.notes import Note
 
-_LEVELS = 4  # of folders, which may be splits
+LEVELS = 4  # of folders, which may be splits
 ENDINGS = (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)
 
 
@@ -75,7 +75,11 @@ class Places:
     def folders(self, cell: str) -> list[str]:
         """The first folders of the file of an image, '' behind the last one: 'train' and 'a' of 'train/a/1.jpg'."""
         *folders, _ = self.find(cell).file.split("/")
-        return [*folders, *[""] * _LEVELS][:_LEVELS]
+        return [*folders, *[""] * LEVELS][:LEVELS]
+
+    def folder_in(self, cell: str) -> str:
+        """The folder in a cell, which alone decides `folders`; the whole cell where the name decides, too."""
+        return cell if self._by_name or "\\" in cell else cell.rpartition("/")[0]
 
     def find(self, cell: str) -> Place:
         if not cell or "\0" in cell:

@@ -28,10 +28,12 @@ from source_helpers import (
 from configs.schema import Data
 from datasets.decoding.images import kind_of, missing_decoder
 from datasets.reading import unlabelled
+from datasets.recognition import recognize_dataset
 from datasets.sources.checks import check_images
 from datasets.sources.folders import class_folders
 from datasets.sources.folders.class_folders import read_class_folders
 from datasets.sources.folders.split_folders import ImageFolders
+from datasets.sources.listing import forget_listings, list_directory
 from datasets.sources.shared_arrays import PackedStrings
 from datasets.sources.source import Wanted
 from tests.datasets.photo import tiff16
@@ -331,6 +333,26 @@ def test_a_start_lists_each_folder_once(kind, tmp_path, monkeypatch):
         tree(tmp_path, "train/a/new.jpg")
         os.utime(tmp_path / "train/a", (0, 0))
         assert [len(samples) for samples in read_splits(data)] == [9, 8]
+
+
+def test_a_data_set_that_is_refused_is_listed_again(tmp_path):
+    """On a disk with coarse times a folder that has changed has the time of before."""
+    tree(tmp_path, "{a,b}")
+    changed = os.stat(tmp_path).st_mtime_ns
+    with refused("DATA.MULTI_LABEL"):
+        recognize_dataset(Data.model_validate({"DATA_PATH": str(tmp_path), "MULTI_LABEL": True}), CPU)
+    (tmp_path / "c").mkdir()
+    os.utime(tmp_path, ns=(changed, changed))
+    assert list_directory(tmp_path)[0] == ["a", "b", "c"]
+    forget_listings()
+
+
+def test_few_folders_of_a_table_are_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.sources.tables.columns._MAX_SEEN", 1)
+    images = [f"{split}/p{n}/{n % 2}.png" for split, number in (("train", 8), ("val", 4)) for n in range(number)]
+    tree(tmp_path, *images)
+    write_table(tmp_path / "labels.csv", [f"{image},{'ab'[n % 2]}" for n, image in enumerate(images)])
+    assert [len(samples) for samples in read_splits(options(tmp_path / "labels.csv"))] == [8, 4]
 
 
 CALTECH = """

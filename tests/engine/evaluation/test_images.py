@@ -264,12 +264,36 @@ def test_other_data_with_some_equal_names_are_no_difference():
     assert not trained_on(before)  # who evaluates the training images asked for them
 
 
+def test_images_whose_classes_exchange_their_names_are_changed():
+    rows = [ImageRow("val", f"{name}.jpg", name, "", "f" * 64) for name in "abc"]
+    lines = [[",".join(row).encode() for row in rows]]
+    assert compare_images(lines, at_hand(rows), {"a": "b", "b": "a"}).changed == ["a.jpg", "b.jpg"]
+    exchanged = [row._replace(label={"a": "b", "b": "a"}.get(row.label, row.label)) for row in rows]
+    found = compare_images(lines, at_hand(exchanged), {"a": "b", "b": "a"})
+    assert (found.number, found.common, found.changed) == (3, 3, [])
+
+
 def test_the_digest_is_the_one_of_all_lines_in_any_number_of_parts(monkeypatch):
     monkeypatch.setattr("engine.evaluation.images._SORTED", 7)
     generator = default_rng(0)
     rows = [ImageRow("train", f"{n}.jpg", "a, b", "", generator.bytes(32).hex()) for n in range(40)]
     rows += [row._replace(split="val") for row in rows[:9]]
     assert at_hand(rows).digest() == digest_of(rows)
+
+
+@mark.parametrize("is_multi_hot", [False, True])
+def test_the_digest_has_the_names_of_all_labels_where_a_part_lacks_the_last_one(is_multi_hot, monkeypatch):
+    """Two classes have one name: 'crane (0)' and 'crane (2)'; the second is the label of one image of 60."""
+    targets = np.array([2, *[0, 1] * 30][:60])
+    targets = np.eye(3, dtype=np.float32)[targets] if is_multi_hot else targets
+    paths = [f"{number}.jpg" for number in range(60)]
+    samples = ImageFiles(Path(), ["crane", "b", "crane"], to_arrays(paths, "paths") | {"targets": targets})
+    content = default_rng(0).integers(1, 256, (60, 32), dtype=np.uint8)
+    images = ImagesAtHand({"train": samples}, content)
+    rows = [*images.rows()]
+    assert [row.label for row in rows[:3]] == ["crane (2)", "crane (0)", "b"]
+    monkeypatch.setattr("engine.evaluation.images._SORTED", 5)
+    assert images.digest() == digest_of(rows)
 
 
 def test_names_with_characters_of_csv_are_read_as_they_were_written(tmp_path):
