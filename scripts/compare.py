@@ -11,6 +11,7 @@ on. The exit status is 0 if NEW is not worse, 10 if it is, and 11 if the images 
 programs (docs/operation.md).
 """
 
+import math
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -66,8 +67,11 @@ def main(argv: list[str]) -> int:
     margin = "a difference that does not matter, in points of the metric (default: 0.5; of a loss in nats)"
     add_flag(parser, "margin", type=float, default=0.5, metavar="X", help=margin)
     flags, rest = split_flags(parser, argv)
-    if len(names) != 2 or not flags.margin >= 0:
-        raise UserError(f"give two models and a margin from 0 on: python {SCRIPT} OLD NEW -data_path=DIR -margin=0.5")
+    if len(names) != 2:
+        of_settings = f"python {SCRIPT} SWEEP/KEY=VALUE SWEEP/KEY=VALUE, without *, for two settings"
+        raise UserError(f"give two models, not {len(names)}: python {SCRIPT} OLD NEW, or {of_settings}")
+    if not flags.margin >= 0:
+        raise UserError(f"-margin={flags.margin:g}: give a number from 0 on")
     if flags.metric in METRICS:
         rest += ["-opts", f"EVAL.BEST_METRIC={flags.metric}"]
     pairs = _pairs(names)
@@ -92,7 +96,7 @@ def main(argv: list[str]) -> int:
     logger.begin()
     others = [[build(file, silent) for file in files] for files in pairs[1:]]
     before, after = _results([[old, new], *others], pairs, context)
-    _note_on_choice(old, pairs[0][0])
+    _note_on_choice(old, new, pairs[0][0])
     if has_goal:
         point = operating_goal(typed.config, names_of_labels(old.plan.samples, old.plan.config.model.num_logits))
         figures = [_at_goal(point, before[0], after[0])]
@@ -111,11 +115,17 @@ def _types_goal(command: Command) -> bool:
     return is_typed and command.config.eval.operating_point is not None
 
 
-def _note_on_choice(old: EvaluationSession, file: Path) -> None:
-    if old.plan.images.split == "val" and old.plan.record.is_of(old.plan.config.data):
+def _note_on_choice(old: EvaluationSession, new: EvaluationSession, file: Path) -> None:
+    """file: of the weights of OLD."""
+    chosen = []
+    for name, session in (("OLD", old), ("NEW", new)):
+        plan = session.plan
+        if plan.images.split == "val" and plan.record.is_of(plan.config.data):
+            chosen.append(name)
+    if chosen:
         has_test = read_run(file.parent).get("result", {}).get("test")
         fix = "; -split=test compares on test images" if has_test else ""
-        print(f"These images chose the epoch and thresholds of OLD: its figures are too good{fix}")
+        print(f"These images chose the epoch and thresholds of {' and '.join(chosen)}: such figures are too good{fix}")
 
 
 def _results(
@@ -308,6 +318,8 @@ def judge(limits_at: Callable[[float], tuple[float, float]], margin: float, imag
         low, high = limits_at(number / images)
         return high < 0 or low > -margin
 
+    if low == -math.inf:
+        return UNKNOWN, "Cannot be told: fewer than 2 images, or groups of like size, show no variance"
     numbers = range(images, 10**12)
     needed = bisect_left(numbers, True, key=is_told)
     fix = f"no number of images is enough for a margin of {margin:g}"

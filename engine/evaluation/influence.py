@@ -21,6 +21,7 @@ from engine.evaluation.results import SampleResults
 MIN_RANKED = 10  # images or groups of a class, and of the others, that the interval of an AUROC needs
 _CELLS = 1 << 22  # pairs of a sample and a class that are read at a time
 _TINY = 1e-300
+ROUNDING = 1e-24  # of a variance that is 0
 Entries = tuple[np.ndarray, np.ndarray, Any, np.ndarray]  # rows of readable samples, their classes, parts and sizes
 
 
@@ -70,6 +71,7 @@ class Figure(NamedTuple):
     low, high: limits that the 95% interval has inside. changes: of the value without each unit, float64 (U,).
     kish: the number of units of equal weight that say as much (Kish, 1965). reason: why there is no interval.
     step: of the value by the share of samples that are right in place of wrong.
+    least: the lowest possible value, below 0 of a kappa; the highest one is 1.
     """
 
     value: float
@@ -79,6 +81,7 @@ class Figure(NamedTuple):
     kish: float
     reason: str = ""
     step: float = 1.0
+    least: float = 0
 
 
 def freedom_of(changes: np.ndarray, kish: float, units: Units) -> float:
@@ -114,7 +117,7 @@ def read_shares(
             change /= np.maximum(1 - weight, 1e-9)
         variance = np.bincount(classes, change**2, number) * units.factor(kish - 1)
         variance = np.maximum(variance, np.bincount(labels, residuals**2, number))
-        numbers += np.where(variance > 0, share * (1 - share) / np.maximum(variance, _TINY), kish)
+        numbers += np.where(variance > ROUNDING, share * (1 - share) / np.maximum(variance, _TINY), kish)
         shares += share
         counts += count
         sides += np.bincount(classes, weight > 0, number)
@@ -285,10 +288,11 @@ def _precisions(results: SampleResults) -> Iterator[Entries]:
 def _agreement(results: SampleResults, of: int, units: Units) -> Figure:
     """Weighted kappa, whose variance is the one of Fleiss, Cohen and Everitt (1969), by group.
 
-    Few errors do not show how far from the true grade an error may be. n samples say at most as much as n / r of a
-    share, with r the ratio of the squared costs to the costs, both relative to the cost by chance, of all samples and
-    of two by chance, whose errors have one cost. The lower limit is at least as far below kappa, relative to it, as
-    where all n samples are right.
+    The share is the place of kappa on the scale from its least value with these numbers of true and predicted grades
+    to 1: of two equal grades (1 + kappa) / 2. Few errors do not show how far from the true grade an error may be. n
+    samples say at most as much as n * scale / r, with r the ratio of the squared costs to the costs, both relative to
+    the cost by chance, of all samples and of two by chance, whose errors have one cost. The lower limit is at least as
+    far below kappa, relative to it, as where all n samples are right.
     """
     readable = results.readable
     true = results.targets[readable]
@@ -306,15 +310,19 @@ def _agreement(results: SampleResults, of: int, units: Units) -> Figure:
     found = relative[true, predicted]
     means = (relative @ of_predicted)[:, None] + of_true @ relative - 2
     parts = 1 - found + found.mean() * means[true, predicted]
-    shares = read_shares([(rows, 0 * rows, parts, np.ones(len(rows)))], 1, units)
+    least = min(1 - relative[np.sort(true), np.sort(predicted)[::-1]].mean(), 0.0)  # the highest costs
+    scale = 1 - least
+    shares = read_shares([(rows, 0 * rows, (parts - least) / scale, np.ones(len(rows)))], 1, units)
     of_chance = 1 / (1 - float(of_true @ of_predicted))
     ratio = (found @ found + 2 * of_chance) / (found.sum() + 2)
-    numbers = np.minimum(shares.numbers, len(rows) / ratio) if found.any() else shares.numbers / ratio
-    kappa = np.maximum(shares.shares, 0)
-    low, high = wilson(kappa, numbers)
-    low = np.minimum(low, kappa * wilson(1.0, len(rows) / of_chance)[0])
+    most = scale * len(rows) / ratio
+    numbers = np.minimum(shares.numbers, most) if found.any() else scale * shares.numbers / ratio
+    low, high = (least + scale * limit for limit in wilson(np.clip(shares.shares, 0, 1), numbers))
+    kappa = least + scale * shares.shares
+    all_right = least + scale * wilson(1.0, scale * len(rows) / of_chance)[0]
+    figure = _mean_of(shares, kappa, (np.minimum(low, kappa * all_right), high))
     step = math.sqrt(found @ found / np.count_nonzero(found)) if found.any() else of_chance
-    return _mean_of(shares, shares.shares, (low, high))._replace(step=step)
+    return figure._replace(changes=scale * shares.changes, step=step, least=least)
 
 
 KINDS: dict[str, Callable[[SampleResults, Any, Units], Figure]] = {

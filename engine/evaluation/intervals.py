@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from configs.schema.operating_point import OperatingPoint
-from engine.evaluation.influence import KINDS, freedom_of, units_of
+from engine.evaluation.influence import KINDS, ROUNDING, freedom_of, units_of
 from engine.evaluation.limits import wilson
 from engine.evaluation.ranking import reaches
 from engine.evaluation.results import SampleResults, choose_threshold
@@ -26,10 +26,11 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
 
     Wilson's (1927) of a share of n samples, with n = share * (1 - share) / variance. The variance is the sum of the
     squared changes of the metric without each unit (`engine/evaluation/influence.py`, one function a kind of figure,
-    which sets limits that may be farther away), with groups times (t / 1.96)² (Korn and Graubard, 1998).
+    which sets limits that may be farther away), with groups times (t / 1.96)² (Korn and Graubard, 1998). A kappa is a
+    share from its least value on.
 
-    None for a loss or a calibration error, and with a reason for a value that is not a share, and where too few samples
-    show the variance. A sample was read.
+    None for a loss or a calibration error, and with a reason for an undefined value, and where too few samples show the
+    variance. A sample was read.
     """
     if results.lacks_groups:
         return None, "the groups of the images are not known"
@@ -39,21 +40,21 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
     figure = KINDS[metric.kind](results, metric.of, units)
     if math.isnan(figure.value):
         return None, f"the {metric.title} is undefined"
-    if figure.value < 0:
-        return None, f"the {metric.title} is below 0"
     if figure.reason:
         return None, figure.reason
     if units.number < 2:
         return None, f"fewer than 2 {units.name}"
     if units.are_groups and figure.kish < 1 + _FEWEST_DEGREES:
         return None, f"too few {units.name}, or one with most of the images"
-    share = min(figure.value, 1.0)  # rounding
-    variance = float(figure.changes @ figure.changes)
+    scale = 1 - figure.least
+    share = min(max((figure.value - figure.least) / scale, 0.0), 1.0)  # rounding
+    variance = float(figure.changes @ figure.changes) / scale**2
     low = high = share
-    if variance > 0:
+    if variance > ROUNDING:
         variance *= units.factor(freedom_of(figure.changes, figure.kish, units))
         low, high = wilson(share, max(share * (1 - share) / variance, 1.0))
-    limits = max(min(low, figure.low), 0.0), min(max(high, figure.high), 1.0)
+    low, high = (figure.least + scale * limit for limit in (low, high))
+    limits = max(min(low, figure.low), figure.least), min(max(high, figure.high), 1.0)
     return [100 * float(limit) for limit in limits], ""
 
 

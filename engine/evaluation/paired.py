@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from configs.schema.operating_point import OperatingPoint
-from engine.evaluation.influence import KINDS, Units, freedom_of, units_of
+from engine.evaluation.influence import KINDS, ROUNDING, Units, freedom_of, units_of
 from engine.evaluation.limits import Z, difference_of, t_quantile
 from engine.evaluation.ranking import figure_at
 from engine.evaluation.results import SampleResults
@@ -21,16 +21,21 @@ _DRAWS = 1000  # of the bootstrap
 LimitsAt = Callable[[float], tuple[float, float]]
 
 
+def _no_limits(_: float) -> tuple[float, float]:
+    """Of fewer than 2 units, which show no variance."""
+    return -math.inf, math.inf
+
+
 def paired_limits(new: SampleResults, old: SampleResults, metric: Metric) -> LimitsAt:
     """The 95% limits by which a metric of `new` is better than of `old`, two models on the same readable samples: a
     function of the factor by which there are more images of each class, 1 for these.
 
     Student's limits of the differences of the two changes of each unit (`Figure.changes`): of single images the paired
     t interval of top-1 and the loss, DeLong's of the AUROC; of groups the jackknife by group, see `freedom_of`. Of
-    fewer than 2 units they are infinite. Models that are equal on few images may differ on others: the variance is at
-    least the one of two more images, each of which one model alone has right (Bonett and Price, 2012), 2 / (n + 2)²
-    with Kish's number of images. They are groups only if no group differs. A loss has no such images. Without changes
-    (a calibration error), the limits are of a bootstrap.
+    fewer than 2 units they are infinite at each factor. Models that are equal on few images may differ on others: the
+    variance is at least the one of two more images, each of which one model alone has right (Bonett and Price, 2012),
+    2 / (n + 2)² with Kish's number of images. They are groups only if no group differs. A loss has no such images.
+    Without changes (a calibration error), the limits are of a bootstrap.
 
     Raises UserError: the groups of the images are not known.
     """
@@ -46,20 +51,24 @@ def paired_limits(new: SampleResults, old: SampleResults, metric: Metric) -> Lim
     kish = min(figure.kish for figure in figures)
     steps = float(sum(figure.step**2 for figure in figures))
     freedom = freedom_of(changes, kish, units)
-    alike = kish * len(units.of_rows) / units.number if variance > 0 else kish
-    largest = 200.0 if metric.kind == "agreement" else 100.0  # kappas are from -100 on
+    alike = kish * len(units.of_rows) / units.number if variance > ROUNDING else kish
+    if round(kish, 6) < 2:
+        return _no_limits
 
     def limits_at(factor: float) -> tuple[float, float]:
-        distance = math.inf
-        if factor * kish >= 2:
-            least = metric.is_percent * steps / (factor * alike + 2) ** 2
-            quantile = float(t_quantile(max(factor * (freedom + 1) - 1, 1)))
-            distance = quantile * math.sqrt(max(variance / factor, least))
-        if not metric.is_percent:
-            return difference - distance, difference + distance
-        return max(difference - 100 * distance, -largest), min(difference + 100 * distance, largest)
+        least = metric.is_percent * steps / (factor * alike + 2) ** 2
+        quantile = float(t_quantile(max(factor * (freedom + 1) - 1, 1)))
+        return _around(difference, quantile * math.sqrt(max(variance / factor, least)), metric)
 
     return limits_at
+
+
+def _around(difference: float, distance: float, metric: Metric) -> tuple[float, float]:
+    """distance: a share, of a figure in percent, whose difference is at most 100, of kappas 200."""
+    if not metric.is_percent:
+        return difference - distance, difference + distance
+    largest = 200.0 if metric.kind == "agreement" else 100.0  # kappas are from -100 on
+    return max(difference - 100 * distance, -largest), min(difference + 100 * distance, largest)
 
 
 def limits_over_seeds(new: Sequence[SampleResults], old: Sequence[SampleResults], metric: Metric) -> LimitsAt:
@@ -71,18 +80,22 @@ def limits_over_seeds(new: Sequence[SampleResults], old: Sequence[SampleResults]
     if metric.kind is None:
         raise UserError(f"no interval of the {metric.title} over seeds; compare single runs")
     units = units_of(old[0])
-    scale = metric.sign * (100.0 if metric.is_percent else 1.0)
+    figures = [[KINDS[metric.kind](one, metric.of, units) for one in pair] for pair in zip(new, old, strict=True)]
+    if min(round(figure.kish, 6) for pair in figures for figure in pair) < 2:
+        return _no_limits
+    scale = 100.0 if metric.is_percent else 1.0
     gains = []
-    for pair in zip(new, old, strict=True):
-        changes, others = (KINDS[metric.kind](results, metric.of, units).changes for results in pair)
-        gains.append(metric.gain(*pair) + scale * units.number * (changes - others))
+    for after, before, (figure, other) in zip(new, old, figures, strict=True):
+        changes = figure.changes - other.changes
+        changes -= changes.mean()  # which is not 0 of groups
+        gains.append(metric.gain(after, before) / scale + metric.sign * units.number * changes)
     found = difference_of(np.stack(gains))
 
     def limits_at(factor: float) -> tuple[float, float]:
         variance = found.of_seeds + (found.error**2 - found.of_seeds) / factor
-        least = 2 * (metric.is_percent * scale / (factor * units.number + 2)) ** 2
+        least = 2 * metric.is_percent / (factor * units.number + 2) ** 2
         distance = float(t_quantile(found.freedom)) * math.sqrt(max(variance, least))
-        return found.mean - distance, found.mean + distance
+        return _around(scale * found.mean, distance, metric)
 
     return limits_at
 
@@ -129,6 +142,8 @@ def _bootstrap(
     if strata is not None:
         sides = [side for side in (np.flatnonzero(strata), np.flatnonzero(~strata)) if len(side)]
     number = min(map(len, sides))
+    if number < 2:
+        return _no_limits
     generator = np.random.default_rng(0)
     rows = np.arange(len(units.of_rows))
     difference = gain(rows)
@@ -141,8 +156,6 @@ def _bootstrap(
 
     def limits_at(factor: float) -> tuple[float, float]:
         at_factor = number * factor
-        if at_factor < 2:
-            return -math.inf, math.inf
         quantile = float(t_quantile(at_factor - 1))
         expanded = quantile / Z * math.sqrt(at_factor / (at_factor - 1) / factor)
         least = 100 * quantile * math.sqrt(2) / (factor * alike + 2)

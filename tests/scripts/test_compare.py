@@ -100,14 +100,35 @@ def test_models_that_are_equal_on_few_images_may_differ():
     low, high = paired_limits(equal, equal, METRICS["min_recall"])(1)
     assert high == -low > 1.5
     assert paired_limits(equal, equal, METRICS["loss"])(1) == (0, 0)
-    one_group = replace(equal, groups=np.array(["a"] * 400))
-    assert paired_limits(one_group, one_group, METRICS["top1"])(1) == (-100, 100)
 
 
-@pytest.mark.parametrize("name", ["loss", "ece"])
-def test_one_image_tells_nothing_of_a_figure_without_a_range(name):
-    one = results_of_hits(np.array([True]))
-    assert paired_limits(one, replace(one, losses=one.losses + 1), METRICS[name])(1) == (-math.inf, math.inf)
+@pytest.mark.parametrize("number", [1, 40])  # images, of one group
+def test_one_image_or_group_tells_nothing_with_any_factor(number):
+    one = replace(results_of_hits(np.arange(number) % 7 != 5), groups=np.full(number, "a"))
+    single = results_of_hits(np.array([True]))
+    of_all = [paired_limits(single, replace(single, losses=single.losses + 1), METRICS["loss"])]
+    of_all += [paired_limits(one, one, METRICS[name]) for name in ("top1", "loss", "ece")]
+    of_all += [limits_over_seeds([one] * 3, [one] * 3, METRICS["top1"])]
+    if number > 1:
+        of_all += [limits_at_goal(one, one, OperatingPoint(name="ill", label=1, specificity=0.9))[1]]
+    for limits_at in of_all:
+        assert {limits_at(factor) for factor in (1, 4, 1e6)} == {(-math.inf, math.inf)}
+        status, verdict = judge(limits_at, 5, number)
+        assert status == compare.UNKNOWN
+        assert "fewer than 2" in verdict
+
+
+def test_the_interval_over_seeds_of_groups_has_the_difference_in_its_middle():
+    """Of groups of unequal size, whose changes have another sum than 0; and it ends where no difference can be."""
+    new, old, groups = paired_hits()
+    keep = np.random.default_rng(0).random(400) < np.repeat(np.linspace(0.2, 1, 50), 8)
+    pair = [replace(results_of_hits(hits[keep]), groups=groups[keep]) for hits in (new, old)]
+    low, high = limits_over_seeds([pair[0], pair[1], pair[0]], [pair[1], pair[1], pair[1]], METRICS["top1"])(1)
+    assert (low + high) / 2 == pytest.approx(METRICS["top1"].gain(*pair) * 2 / 3, abs=1e-9)
+    right, wrong = (results_of_hits(np.full(20, is_right)) for is_right in (True, False))
+    for name, largest in (("top1", 100), ("quadratic_kappa", 200)):
+        limits = limits_over_seeds([right, wrong, right], [wrong, right, wrong], METRICS[name])(1)
+        assert limits == (-largest, largest)
 
 
 def test_the_difference_of_kappas_may_be_more_than_100():
@@ -166,6 +187,13 @@ def test_models_are_compared_at_one_goal_with_thresholds_of_each_draw(goal):
     assert limits_at(1) == pytest.approx(expected, abs=3)
     assert limits_at(16)[0] == pytest.approx(difference + (limits_at(1)[0] - difference) / 4, abs=0.2)
     assert limits_at_goal(pair[0], pair[0], point)[1](1)[1] > 1  # equal models may differ
+
+
+def test_the_names_that_a_shell_makes_of_a_pattern_are_refused():
+    with refused("SWEEP/KEY=VALUE SWEEP/KEY=VALUE, without *"):
+        compare.main([f"sweep/LR={value},SEED={seed}{end}" for value in "12" for seed in "456" for end in ("", ".log")])
+    with refused("-margin=-1"):
+        compare.main(["old", "new", "-margin=-1"])
 
 
 def test_an_undefined_figure_is_not_compared():
@@ -396,6 +424,7 @@ def test_test_images_are_advised_only_where_the_run_has_some(grown, tmp_path, ca
     _, old, *_ = grown
     compared(old, old)
     text = capsys.readouterr().out
+    assert "thresholds of OLD and NEW" in text
     assert "too good" in text
     assert "-split=test" not in text
     for split, names in (("train", range(8)), ("val", range(8, 12)), ("test", range(12, 18))):

@@ -203,6 +203,8 @@ def cells() -> list[Cell]:
         for spread in (0.2, 0.3, 0.6)
     ]
     rows += [("images of 5 grades", one, KAPPAS) for one in grades]
+    for counts in ((100, 100), (190, 10), (40,) * 5):
+        rows.append(("images, at chance", Classes(counts, 0.0), KAPPAS[:1]))
     for number in (10, 40, 200):
         for margin in (1.2, 2.5):
             metrics = (*ONE_LABEL, "quadratic_kappa")

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from conftest import each_value
 from scipy.stats import binom, binomtest, chi2
 from test_results import results_for, results_of
 
@@ -142,7 +143,8 @@ def test_any_results_have_an_interval_that_holds_their_figure_or_none(seed):
         for metric in metrics_of(results.targets.ndim == 2):
             interval, reason = interval_of(results, metric, groups) if len(targets) else (None, "")
             if interval:
-                assert 0 <= interval[0] <= metric.compute(results) + 1e-9 <= interval[1] + 2e-9 <= 100 + 2e-9
+                least = -100 if metric.kind == "agreement" else 0
+                assert least <= interval[0] <= metric.compute(results) + 1e-9 <= interval[1] + 2e-9 <= 100 + 2e-9
                 assert not reason
                 assert interval[1] > interval[0]
 
@@ -159,25 +161,70 @@ def test_the_interval_of_many_labels_takes_12_bytes_a_score():
     assert peak_bytes + results.scores.nbytes + targets.nbytes < 12 * targets.size
 
 
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("number", [40, 200, 1000])
 @pytest.mark.parametrize("name", [name for name, one in METRICS.items() if one.sign > 0 and name != "top5"])
-def test_one_error_lowers_the_lower_limit_of_a_table_that_is_all_right(name):
+def test_one_error_lowers_the_lower_limit_of_a_table_that_is_all_right(name, number, several):
+    """Of single images and of groups of two, with scores of all sizes."""
     metric = METRICS[name]
-    lower = []
-    for wrong in (0, 1):
-        targets = np.arange(200) % 5
-        scores = np.eye(5, dtype=np.float32)[np.where(np.arange(200) < wrong, 1, targets)]
-        results = results_of_scores(targets, scores)
-        if metric.multi_label:
-            results = results_of_scores(np.eye(5, dtype=np.int8)[targets], scores - 0.5)
-            results = replace(results, thresholds=np.zeros(5))
-        lower.append(confidence_interval(results, metric)[0][0])
-    assert lower[1] < lower[0] < 99
+    if metric not in metrics_of(several):
+        return
+    targets = np.arange(number) % 2
+    groups = (np.arange(number) // 2).astype(str)
+    shift = np.random.default_rng(0).uniform(0, 0.4, (number, 1)).astype(np.float32)
+    for of_groups in (None, groups):
+        lower = []
+        for wrong in (0, 1):
+            scores = np.eye(2, dtype=np.float32)[np.where(np.arange(number) < wrong, 1, targets)] + shift
+            results = results_of_scores(targets, scores)
+            if several:
+                results = results_of_scores(np.eye(2, dtype=np.int8)[targets], scores - 0.5)
+                results = replace(results, thresholds=np.zeros(2))
+            low, high = interval_of(results, metric, of_groups)[0]
+            lower.append(low)
+            assert wrong or high == pytest.approx(100)
+        assert lower[1] < lower[0] < 99.9
+        assert lower[0] > 60
 
 
-def test_the_reason_tells_an_undefined_figure_from_a_negative_one():
-    """The AUROC of one class, and the kappa of two grades that are always mistaken."""
-    targets = np.array([0, 1] * 10)
+PERFECT = """
+number | low
+7 | 74.94
+40 | 93.80
+200 | 98.67
+1000 | 99.73
+"""
+
+
+@each_value(PERFECT)
+def test_a_perfect_mean_average_precision_has_wilsons_interval(number, low):
+    """All images have both labels, so that rounding is all the variance there is; of two labels the distance is the one
+    of a label by the square root of 2."""
+    both = np.ones((number, 2), np.int8)
+    scores = np.random.default_rng(0).random((number, 2)).astype(np.float32)
+    results = results_of_scores(both, scores)
+    for groups in (None, np.arange(number)):
+        assert interval_of(results, METRICS["mean_ap"], groups)[0] == pytest.approx([low, 100], abs=0.01)
+
+
+def test_the_reason_tells_an_undefined_figure():
     one_class = results_of_scores(np.zeros(3, np.int64), np.eye(2, dtype=np.float32)[[0, 1, 1]])
-    mistaken = results_of_scores(targets, np.eye(2, dtype=np.float32)[1 - targets])
     assert confidence_interval(one_class, METRICS["auroc"]) == (None, "the AUROC is undefined")
-    assert confidence_interval(mistaken, METRICS["linear_kappa"]) == (None, "the linear kappa is below 0")
+
+
+KAPPAS = """
+table | low | high
+[[250, 250], [250, 250]] | -6.2 | 6.2  # the standard error is 1 / sqrt(1000)
+[[251, 249], [250, 250]] | -6.1 | 6.3
+[[25, 225], [225, 25]] | -84.7 | -74.1  # as of 80, reversed
+[[225, 25], [25, 225]] | 74.1 | 84.7
+[[0, 20], [20, 0]] | -100 | -82.5  # Wilson's of 40 images, twice as wide
+"""
+
+
+@each_value(KAPPAS)
+def test_the_interval_of_a_kappa_at_chance_or_below_is_as_wide_as_its_error(table, low, high):
+    true, predicted = np.repeat([[0, 0], [0, 1], [1, 0], [1, 1]], np.ravel(table), axis=0).T
+    results = results_of_scores(true, np.eye(2, dtype=np.float32)[predicted])
+    for name in ("linear_kappa", "quadratic_kappa"):  # equal, of two grades
+        assert confidence_interval(results, METRICS[name])[0] == pytest.approx([low, high], abs=0.2)
