@@ -55,7 +55,8 @@ def plan_batches(options: Config, ranks: int) -> BatchPlan:
     """
     if options.model.solves_head:
         return BatchPlan(1, _WHOLE_EPOCH, ranks)
-    total, batch_size = options.data.global_batch_size, options.data.micro_batch
+    total = options.data.global_batch_size
+    batch_size = options.data.micro_batch
     if total is None:
         return BatchPlan(batch_size, options.train.accum_iter, ranks)
     micro_step = batch_size * ranks
@@ -91,7 +92,8 @@ class EpochLayout:
         Raises KeyError, TypeError: the entry is invalid.
         """
         values = dict(geometry)
-        size, accumulation = values.pop("batch_size"), values.pop("accum_iter")
+        size = values.pop("batch_size")
+        accumulation = values.pop("accum_iter")
         batch = BatchPlan(size, accumulation, whole_steps=values.pop("whole_steps", False))
         return cls(batch=batch, **values)
 
@@ -125,7 +127,8 @@ class EpochLayout:
 
     def changed_global_batch(self, checkpoint: Values) -> str | None:
         """A line for the log if the checkpoint has another global batch size: the learning rate may no longer fit."""
-        before, now = EpochLayout.of_geometry(checkpoint["geometry"]).batch.global_size, self.batch.global_size
+        before = EpochLayout.of_geometry(checkpoint["geometry"]).batch.global_size
+        now = self.batch.global_size
         if before == now:
             return None
         return f"the global batch size is {now}, before {before}{self._way_to(before)}"
@@ -147,13 +150,15 @@ class EpochLayout:
             return done
         alternative = "or resume from a checkpoint at the end of an epoch (best.pth, epoch-*.pth)"
         for field, name in _SAME_IN_AN_EPOCH.items():
-            before, now = getattr(saved, field), getattr(self, field)
+            before = getattr(saved, field)
+            now = getattr(self, field)
             if before != now:
                 problem = f"-resume: the checkpoint is inside an epoch with {name} {format_value(before)}"
                 raise UserError(f"{problem}, but this run has {format_value(now)}; set it as before, {alternative}")
         if done == saved.steps_per_epoch:
             return self.steps_per_epoch
-        before_size, size = saved.batch.global_size, self.batch.global_size
+        before_size = saved.batch.global_size
+        size = self.batch.global_size
         used = done * before_size
         if used % size:
             raise UserError(

@@ -48,7 +48,8 @@ class Parts(dict[str, Part]):
 
     def __init__(self, kind: str, key: str, **own: Part) -> None:
         super().__init__(own)
-        self.kind, self.key = kind, key
+        self.kind = kind
+        self.key = key
 
     def add(self, name: str, options: type[Options] = Options, several_labels: bool = True) -> Callable[[_T], _T]:
         """Returns the decorator of a plugin's part with these options. Raises ValueError for a name that is taken."""
@@ -173,7 +174,8 @@ def run_plugin(path: str, text: str) -> Plugin:
 
 def check_plugins(needed: Any, given: Iterable[str], source: str) -> list[Note]:
     """Returns a warning for each needed plugin that has changed. Raises UserError if one is missing."""
-    hashes, warnings = dict(Path(entry).name.partition(HASH)[::2] for entry in given), list[Note]()
+    hashes = dict(Path(entry).name.partition(HASH)[::2] for entry in given)
+    warnings = list[Note]()
     for entry in needed if isinstance(needed, list | tuple) else filter(None, [needed]):
         path, _, then = str(entry).partition(HASH)
         name = Path(path).name

@@ -39,7 +39,8 @@ from utils.file_formats.hf_folder import CONFIG, HUB, LOCAL, model_folder, read_
 from utils.metric_table import metrics_of
 from utils.notes import Note
 
-WARMUP, EPOCHS = "TRAIN.WARMUP_EPOCHS", "TRAIN.NUM_EPOCHS"
+WARMUP = "TRAIN.WARMUP_EPOCHS"
+EPOCHS = "TRAIN.NUM_EPOCHS"
 # Patterns of keys, and the option with the values without which they have no effect
 _NEEDS: tuple[tuple[str, str, tuple[object, ...]], ...] = (
     ("AMP.DTYPE AMP.LEVEL AMP.*_LOSS_SCALING AMP.INCR_* AMP.DECR_* AMP.CUSTOM_*", "AMP.ENABLED", (True,)),

@@ -27,7 +27,10 @@ from utils.file_formats.hf_folder import CONFIG, SHARDS, WEIGHTS, is_of_timm, re
 from utils.files import open_regular_file, read_json, without_none
 from utils.notes import Note
 
-PADDLE, SAFETENSORS, TORCH, NPZ = ".pdparams", ".safetensors", ".pth", ".npz"
+PADDLE = ".pdparams"
+SAFETENSORS = ".safetensors"
+TORCH = ".pth"
+NPZ = ".npz"
 _OLD_TORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # in the first pickle of torch before 1.6
 OPTIONS_ENTRY = "options"  # of the metadata of a .safetensors file: JSON of the sections MODEL and DATA
 # Keys of DATA

@@ -20,7 +20,8 @@ from utils.files import expand_home, open_regular_file
 Values = dict[str, Any]  # by key or name, as YAML and JSON give them: options, sections of them, arguments
 MAX_BYTES = 1 << 25  # the lists of 100,000 classes with long names have 16 MB
 _SURROGATES = re.compile(r"\\ud[89ab]\w\w\\ud[c-f]\w\w", re.IGNORECASE)  # of JSON, for one character
-_MAX_KEY_CHARS, _MAX_DEPTH = 100, 100
+_MAX_KEY_CHARS = 100
+_MAX_DEPTH = 100
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 _SHORT.repr_tuple = _SHORT.repr_list  # type: ignore[method-assign, assignment]  # as YAML has it

@@ -21,8 +21,12 @@ from datasets.sources.split import places_in_classes
 from utils.errors import UserError
 
 Readable = EncodedImages | ImageArray
-_SIDE, _PENALTY = 16, 500  # the penalty was chosen on 100 to 5,000 hand signs and images of CIFAR-10
-_TRAINING, _VALIDATION, _MAX_CLASSES = 5000, 2000, 1000
+# the penalty was chosen on 100 to 5,000 hand signs and images of CIFAR-10
+_SIDE = 16
+_PENALTY = 500
+_TRAINING = 5000
+_VALIDATION = 2000
+_MAX_CLASSES = 1000
 _READ_SECONDS = 30  # of a slow disk; 5,000 JPEGs of 500x375 pixels take 5
 
 
@@ -75,7 +79,8 @@ def _read(data: Data, samples: Readable, indices: np.ndarray) -> tuple[np.ndarra
 
     An image is the part that evaluations show: its center with DATA.RESIZE crop, else the whole image.
     """
-    pixels, read = [], []
+    pixels = []
+    read = []
     deadline = time.monotonic() + _READ_SECONDS
     for index in indices.tolist():
         if time.monotonic() > deadline:

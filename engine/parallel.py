@@ -45,7 +45,8 @@ from utils.torch_compat import (
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-_SHARD, _REPLICATE = "shard", "replicate"
+_SHARD = "shard"
+_REPLICATE = "replicate"
 DtypeOf = Callable[[nn.Module], torch.dtype | None]
 _HOOKS: dict[str, Callable[..., Any] | None] = {"none": None, "bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
 
@@ -414,7 +415,9 @@ class CompiledParts(Observer):
     """Tells which of the compiled modules of a model the first step calls. recomputes: by gradient checkpointing."""
 
     def __init__(self, model: nn.Module, recomputes: bool, clock: TrainClock, tell: Callable[[Note], None]) -> None:
-        self._recomputes, self._clock, self._tell = recomputes, clock, tell
+        self._recomputes = recomputes
+        self._clock = clock
+        self._tell = tell
         self._parts = [module for module in model.modules() if is_compiled(module)]
         self._called: list[nn.Module] = []
         for part in self._parts:
@@ -426,7 +429,8 @@ class CompiledParts(Observer):
             self._parts = []
 
     def _note(self) -> Note:
-        called, marked = len(self._called), len(self._parts)
+        called = len(self._called)
+        marked = len(self._parts)
         seconds = self._clock.lap_seconds
         text = f"{called} of {marked} marked modules ran compiled; the first step took {seconds:.1f} s"
         if called == marked:

@@ -129,7 +129,8 @@ class MetricSums:
     def totals(self) -> Tensor:
         """The sums of this rank as a checkpoint stores them, float64 (7,): loss, top-1, top-5, samples, samples of
         skipped steps, gradient norm, steps that were not skipped."""
-        sums, skipped = self._sums, self._skipped_samples
+        sums = self._sums
+        skipped = self._skipped_samples
         hits = sums[_HITS:]
         parts = (sums[_LOSS], hits[0], hits.sum(), self._samples - skipped, skipped, sums[_GRAD_NORM], sums[_STEPS])
         return self._restored + torch.stack(parts)
@@ -204,7 +205,8 @@ class TrainClock:
     """
 
     def __init__(self, started: float, seconds: float = 0.0, images: int = 0, total_seconds: float = 0.0) -> None:
-        self.seconds, self.images = seconds, images
+        self.seconds = seconds
+        self.images = images
         self._since = time.perf_counter()
         self._images_then = 0
         self._start = started - total_seconds
@@ -226,7 +228,8 @@ class TrainClock:
         self.lap_seconds = now - self._since
         self.seconds += self.lap_seconds
         self.images += images_of_epoch - self._images_then
-        self._since, self._images_then = now, images_of_epoch
+        self._since = now
+        self._images_then = images_of_epoch
 
 
 @dataclass(frozen=True)

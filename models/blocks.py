@@ -188,7 +188,8 @@ def pool_tokens(model: Any, kind: str, num_classes: int) -> None:
     kind: 'token', 'avg' or 'token_avg', whose features are twice as wide and get a new classifier.
     Raises UserError: the model has no class token, or another head than one linear layer on pooled tokens.
     """
-    first, head = getattr(model, "num_prefix_tokens", None), getattr(model, "head", None)
+    first = getattr(model, "num_prefix_tokens", None)
+    head = getattr(model, "head", None)
     if first is None or not isinstance(head, nn.Linear) or not hasattr(model, "forward_head"):
         raise UserError(f"MODEL.FEATURES {kind}: needs a ViT with one linear head; use pre_logits")
     if "token" in kind and getattr(model, "cls_token", None) is None:

@@ -20,7 +20,9 @@ from utils.errors import UserError, first_line, shortened
 from utils.seeding import seeded_generator
 from utils.torch_compat import hooks_of
 
-ATTENTION, CHANNELS_LAST, NORMS = "fused attention", "channels last", "folded batch norms"
+ATTENTION = "fused attention"
+CHANNELS_LAST = "channels last"
+NORMS = "folded batch norms"
 _MAX_PASSES = 12  # of a model; each takes as long as two images of the evaluation
 _MAX_CHARS = 100  # of a reason
 
@@ -109,7 +111,9 @@ class Proof:
     def __init__(
         self, forward: nn.Module, images: Tensor, tolerance: float, autocast: Callable[[], torch.autocast]
     ) -> None:
-        self._forward, self._images, self._autocast = forward, images, autocast
+        self._forward = forward
+        self._images = images
+        self._autocast = autocast
         self._passes = 0
         self.reason = ""
         self.pairs: list[Pair] = []

@@ -43,7 +43,9 @@ def run_fused(blocks: Any, x: Tensor, half: torch.dtype) -> Tensor:
     added: tuple[Any, ...] = (None, None, mask_of(None), None)
     with torch.autocast(x.device.type, enabled=False):
         for number, block in enumerate(blocks, 1):
-            attn, mlp, norm = block.attn, block.mlp, block.norm1
+            attn = block.attn
+            mlp = block.mlp
+            norm = block.norm1
             stream, y = AddNorm.apply(stream, *added, norm.weight, norm.bias, norm.eps, half, tokens)
             qkv = Linear.apply(y, attn.qkv.weight, attn.qkv.bias, False)
             q, k, v = SplitHeads.apply(qkv, attn.qkv.bias, tokens, attn.num_heads)

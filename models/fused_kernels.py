@@ -13,7 +13,9 @@ MAX_WIDTH = 4096  # a program holds a row
 # processor. `ADD_NORM`: by the bytes of an element of the stream; `ACTIVATE_BACK`: rows, columns, steps, warps.
 ADD_NORM = {4: (2, 4), 2: (2, 2)}
 ADD_NORM_BACK = (1, 2, 8)
-ACTIVATE, ACTIVATE_BACK, PACK = (2048, 4), (16, 128, 8, 4), (2, 4, 4)
+ACTIVATE = (2048, 4)
+ACTIVATE_BACK = (16, 128, 8, 4)
+PACK = (2, 4, 4)
 
 
 @triton.jit
@@ -64,7 +66,9 @@ def add_norm_back(
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """gx: the gradient of the sum, dy: of its norm. A program strides over the rows, and has sums of its own."""
-    first, programs, cols = tl.program_id(0), tl.num_programs(0), tl.arange(0, BLOCK)
+    first = tl.program_id(0)
+    programs = tl.num_programs(0)
+    cols = tl.arange(0, BLOCK)
     good = cols < N
     g = tl.load(scale + cols, mask=good, other=0.0).to(tl.float32)
     of_scale = tl.zeros((BLOCK,), tl.float32)
@@ -131,7 +135,8 @@ def activate_back(
 ):  # fmt: skip
     """A program has ROWS * STEPS rows and BLOCK columns, which are summed once, at the end."""
     blocks = tl.cdiv(N, BLOCK)  # in one dimension of the grid: the others have at most 65,535 programs
-    cols, part = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK), tl.program_id(0) // blocks
+    cols = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    part = tl.program_id(0) // blocks
     total = tl.zeros((ROWS, BLOCK), tl.float32)
     for step in range(STEPS):
         rows = (part * STEPS + step) * ROWS + tl.arange(0, ROWS)
@@ -154,7 +159,9 @@ def pack(
     T: tl.constexpr, D: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """part (B, H, T, D) with any strides but 1 for D -> N = H D of the 3 N channels of out, and their sums."""
-    first, programs, cols = tl.program_id(0), tl.num_programs(0), tl.arange(0, BLOCK)
+    first = tl.program_id(0)
+    programs = tl.num_programs(0)
+    cols = tl.arange(0, BLOCK)
     source = part + (cols // D * to_head + cols % D)[None, :]
     total = tl.zeros((BLOCK,), tl.float32)
     for block in range(first, tl.cdiv(M, ROWS), programs):

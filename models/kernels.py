@@ -12,7 +12,9 @@ import torch
 from timm.layers import Attention
 from torch import Tensor, nn
 
-AUTO, FUSED, EXPLICIT = "auto", "fused", "explicit"
+AUTO = "auto"
+FUSED = "fused"
+EXPLICIT = "explicit"
 _LEVELS = 2**16  # of a dropout rate
 _GROUP = 256  # elements whose bytes are compared with one level
 

@@ -54,7 +54,8 @@ def _library() -> Any:
 
 def _configuration(values: dict[str, Any]) -> tuple[Any, Any]:
     """transformers' configuration, and the class that builds it: `AutoModel` if it has no classifier of this kind."""
-    library, kind = _library(), values.get("model_type")
+    library = _library()
+    kind = values.get("model_type")
     if kind not in library.CONFIG_MAPPING:
         problem = f"transformers {library.__version__} has no model_type {ascii(kind)[:80]}"
         raise UserError(f"MODEL.KWARGS: {problem}; update the package, or give -model=hf:ORG/NAME of another model")
@@ -202,7 +203,8 @@ class _KeepsBuffers(nn.Module):
 class _Block(nn.Module):
     """A mix-in for blocks: drop path around them, and recomputation in the backward pass."""
 
-    drop_rate, is_recomputed = 0.0, False
+    drop_rate = 0.0
+    is_recomputed = False
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         run = super().forward

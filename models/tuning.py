@@ -105,7 +105,8 @@ def _set_modes(module: nn.Module, after: bool) -> bool:
     return module.training
 
 
-A, B = "lora_A", "lora_B"
+A = "lora_A"
+B = "lora_B"
 _ENDS = (f".{A}", f".{B}")
 _Layers = dict[str, nn.Linear]  # by their paths
 
@@ -201,7 +202,8 @@ def merge_adapters(state: State, alpha: float) -> State:
     return merged
 
 
-PEFT_FOLDER, _PREFIX = "adapter", "base_model.model."
+PEFT_FOLDER = "adapter"
+_PREFIX = "base_model.model."
 
 
 def write_peft_folder(checkpoint: Path, content: dict[str, Any], model: nn.Module, options: Lora) -> None:

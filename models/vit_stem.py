@@ -29,7 +29,8 @@ class ConvolutionalStem(PatchEmbed):
             extractor: Any = timm.create_model(network, features_only=True, **arguments)
             (stride,), (channels,) = extractor.feature_info.reduction(), extractor.feature_info.channels()
         except (TypeError, AssertionError, RuntimeError, AttributeError):  # by family
-            stride, channels = 0, 0
+            stride = 0
+            channels = 0
         if stride != patch_size:
             raise ValueError(f"MODEL.STEM: timm's {network} has no features of stride {patch_size}; use resnet10t")
         self.network = extractor

@@ -112,7 +112,8 @@ def _checkpoints(run: Path) -> list[Path]:
 
 def _check_same_data(trained: TrainedModel, path: Path) -> None:
     """Raises UserError if the file states other classes, another preprocessing or another split."""
-    first, other = read_record(str(trained.weights)), read_record(str(path))
+    first = read_record(str(trained.weights))
+    other = read_record(str(path))
     if other is None or first is None:
         return
     of_first, of_other = (

@@ -52,7 +52,10 @@ from utils.metric_table import METRICS, Metric, best_metric
 from utils.processes.entry import run_script
 
 SCRIPT = "scripts/compare.py"
-NOT_WORSE, WORSE, UNKNOWN = 0, 10, 11  # exit statuses
+# exit statuses
+NOT_WORSE = 0
+WORSE = 10
+UNKNOWN = 11
 POINT = "operating_point"
 NO_IMAGE = "no image is left to compare; train NEW with -held_out=OLD, or give others with -data_path"
 

@@ -100,7 +100,8 @@ def main(argv: list[str]) -> int:
     output = flags.output
     written = {}
     extensions = set[str]()
-    label_key, group_key = LABELS_KEY if data.multi_label else "", GROUP_KEY if data.groups else ""
+    label_key = LABELS_KEY if data.multi_label else ""
+    group_key = GROUP_KEY if data.groups else ""
     try:
         output.mkdir(parents=True)
     except OSError as error:
@@ -144,7 +145,10 @@ class OrderedSplit:
     """
 
     def __init__(self, name: str, samples: EncodedImages, data: Data, size: int | None) -> None:
-        self.name, self.samples, self.data, self.size = name, samples, data, size
+        self.name = name
+        self.samples = samples
+        self.data = data
+        self.size = size
         self.keys = unique_keys(samples.relative_name(index, data.data_path) for index in range(len(samples)))
         self.extensions = set[str]()
         self.order = np.arange(len(samples))
@@ -154,7 +158,8 @@ class OrderedSplit:
     def read(self, position: int) -> Sample:
         index = int(self.order[position])
         samples = self.samples
-        encoded, name = samples.read_bytes(index), partial(samples.name, index)
+        encoded = samples.read_bytes(index)
+        name = partial(samples.name, index)
         pixels = open_image(encoded, self.data.image_channels, name, samples.decoding).pixels
         if self.size:
             if (short := min(pixels.shape[1:])) > self.size:
@@ -193,7 +198,8 @@ def write_split(
     An index has no version, and is valid for copies. Raises OSError, and UserError: no image can be used; a shard
     that was read back is another one.
     """
-    indexes, samples = list[Index](), _read_usable(split, bad_images)
+    indexes = list[Index]()
+    samples = _read_usable(split, bad_images)
     for sample in samples:
         path = folder / f"{split.name}-{len(indexes):06d}.tar"
         written = write_shard(path, itertools.chain([sample], samples), max_bytes)
@@ -247,7 +253,9 @@ def unique_keys(paths: Iterable[str]) -> PackedStrings:
     A key is the path without its extension, relative and without `..`, and no dot in its last part. WebDataset's rule:
     the key of a member ends at the first dot of the last part of its name.
     """
-    keys, used, last_number = StringPacker(), set(), Counter()
+    keys = StringPacker()
+    used = set()
+    last_number = Counter()
     for path in paths:
         folder, name = posixpath.split(posixpath.normpath(path.strip("/")))
         stem = os.path.splitext(name)[0].replace(".", "_")

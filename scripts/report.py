@@ -61,7 +61,11 @@ SHARED = "share.html"
 CURVES = "curves.png"  # beside the page of one run
 GROUPS = "groups.csv"  # beside the page of several runs
 _SWEPT = re.compile(r"(?:^|,)([A-Z][A-Z0-9_]*)=")  # a key in the name of a run of a sweep
-_MAX_OPTIONS, _MAX_STATE_CHARS, _MAX_CELL_CHARS, _MIN_WIDTH = 6, 24, 40, 100  # in the terminal
+# in the terminal
+_MAX_OPTIONS = 6
+_MAX_STATE_CHARS = 24
+_MAX_CELL_CHARS = 40
+_MIN_WIDTH = 100
 
 
 def main(argv: list[str]) -> int:

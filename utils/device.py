@@ -28,7 +28,9 @@ from utils.torch_compat import WithoutValues
 
 _ON_CPU = 'to run on the CPU: -device cpu (entry scripts), or CUDA_VISIBLE_DEVICES=""'
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of glibc's mallopt
+# parameters of glibc's mallopt
+_TRIM_THRESHOLD = -1
+_MMAP_MAX = -4
 
 
 def visible_gpus(wanted: str | None = None) -> int:

@@ -359,7 +359,8 @@ class RankExchange:
     """
 
     def __init__(self, context: ProcessContext, timeout_seconds: float) -> None:
-        self._rank, self._ranks = context.rank, context.world_size
+        self._rank = context.rank
+        self._ranks = context.world_size
         self._group: Any = None
         self._pending: tuple[Any, Tensor, bool] | None = None  # the previous call
         if context.world_size > 1:

@@ -13,7 +13,9 @@ MAX_SHOWN = 20
 _MAX_LINE_CHARS = 1000  # an error may quote text of any length from a file
 
 
-REFUSED, MAY_PASS = 2, 1  # exit statuses
+# exit statuses
+REFUSED = 2
+MAY_PASS = 1
 
 
 class UserError(Exception):

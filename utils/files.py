@@ -33,7 +33,9 @@ from utils.threads import wait_for
 if TYPE_CHECKING:  # imported late: it takes 500 MB, and `atomic_write` does not need it
     import torch
 
-_OWNER, _OWNER_SECONDS = "ampvit-owner", 60.0  # a file that the owner of a folder locks within this time
+# a file that the owner of a folder locks within this time
+_OWNER = "ampvit-owner"
+_OWNER_SECONDS = 60.0
 
 
 class TemporaryFolder:

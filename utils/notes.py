@@ -12,7 +12,9 @@ LAUNCH_FOLDER = "AMPVIT_LAUNCH_FOLDER"  # environment variable of ranks: their m
 OWN_IMPORTS = "AMPVIT_OWN_IMPORTS"  # environment variable of ranks that are no forks of their launcher: why
 SWEEP = "sweep.json"  # in the folder of a sweep: of each run with TRAIN.MINUTES, the options that may change its speed
 UNFINISHED = ("running", "stopping")  # states of a run whose process exists
-RUN_LOG, RANK_LOG = "ampvit.run", "ampvit.rank"  # the loggers of log.txt and log_N.txt
+# the loggers of log.txt and log_N.txt
+RUN_LOG = "ampvit.run"
+RANK_LOG = "ampvit.rank"
 
 
 @dataclass(frozen=True)

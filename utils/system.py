@@ -46,9 +46,11 @@ def why_unusable() -> str | None:
 
 DEVICE_FILES = Path("/dev")
 EXCLUDES_GPUS = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES; the last one is Slurm's
-_SPINS, _POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
+_SPINS = "GOMP_SPINCOUNT"
+_POLICY = "OMP_WAIT_POLICY"
 # Tens of microseconds to 1 ms, and a tenth of it beside many programs; libgomp's default is 30 times as long.
-_DEFAULT_SPINS, _SPINS_WHEN_BUSY = "10000", "1000"
+_DEFAULT_SPINS = "10000"
+_SPINS_WHEN_BUSY = "1000"
 _LOAD = Path("/proc/loadavg")
 
 
@@ -139,7 +141,8 @@ def seconds_since_start() -> float:
     return 0.0
 
 
-_GROUPS, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_GROUPS = Path("/proc/self/cgroup")
+_MOUNT = Path("/sys/fs/cgroup")
 # Of a control group and its children, in version 2 and 1: files of the limit and of the use, and the key of memory.stat
 # for pages of files that were not used lately.
 _MEMORY_FILES = (

@@ -142,7 +142,8 @@ class Config(Section):
             yield f"{size}: CrossViT resizes images to squares; use a number"
 
     def _problems_of_weights(self) -> Iterator[str]:
-        model, train = self.model, self.train
+        model = self.model
+        train = self.train
         trains = not self.eval.enabled
         if model.pretrained == "timm" and model.type != "timm":
             yield f"MODEL.PRETRAINED timm needs a -model of timm's in place of MODEL.TYPE {model.type}"
@@ -167,7 +168,9 @@ class Config(Section):
             yield "DATA.BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too"
 
     def _problems_of_training(self) -> Iterator[str]:
-        model, data, train = self.model, self.data, self.train
+        model = self.model
+        data = self.data
+        train = self.train
         trains = not self.eval.enabled
         if self.eval.suspects and trains and not self._is_probe:
             yield "EVAL.SUSPECTS needs MODEL.TUNE probe; set MODEL.TUNE=probe, or remove it"
@@ -186,7 +189,8 @@ class Config(Section):
             yield f"TRAIN.PATIENCE {train.patience} is less than VALIDATE_FREQ {self.validate_freq}, {between}"
 
     def _problems_of_several_labels(self) -> Iterator[str]:
-        name, distillation = self.loss.name, self.train.distillation_type
+        name = self.loss.name
+        distillation = self.train.distillation_type
         needed = "needs one label per image, but DATA.MULTI_LABEL is on"
         loss = LOSSES[name]
         if not loss.several_labels:

@@ -228,7 +228,8 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         yield from self._problems_of_split()
 
     def _problems_of_pixels(self) -> Iterator[str]:
-        mean, std = self.imagenet_mean, self.imagenet_std
+        mean = self.imagenet_mean
+        std = self.imagenet_std
         channels = self.image_channels
         low, high = self.grey_range or (0, 1)
         if len(mean) != channels:
@@ -297,7 +298,8 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
             yield f"ENCODING {shorten(self.encoding)}: no such encoding; such as gb18030, cp1252"
 
     def _problems_of_split(self) -> Iterator[str]:
-        fold, folds = self.fold, self.folds
+        fold = self.fold
+        folds = self.folds
         if fold is not None and not folds:
             yield f"FOLD {fold} needs FOLDS, the number of folds"
         if folds and self.val_fraction:

@@ -31,7 +31,9 @@ WEIGHTS_EXTENSIONS = (
 )
 DEFAULT_TEACHER = "regnety_160.deit_in1k"  # DeiT's (Touvron et al., 2021)
 _MAX_MAGNITUDE = 10
-_M, _STD, _PROBABILITY = r"m(\d|[12]\d|30)", r"mstd\d{1,3}(\.\d{1,9})?", r"p(0(\.\d{1,9})?|1(\.0)?)"
+_M = r"m(\d|[12]\d|30)"
+_STD = r"mstd\d{1,3}(\.\d{1,9})?"
+_PROBABILITY = r"p(0(\.\d{1,9})?|1(\.0)?)"
 # timm's policy strings, and torchvision's classes (tv_): name -> a section after it. n: weighted choice is without
 # replacement, of 14 operations or more
 _SECTIONS = {

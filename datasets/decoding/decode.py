@@ -105,7 +105,9 @@ class PlainJpeg(LazyImage):
     """
 
     def __init__(self, data: bytes, channels: int, name: Name) -> None:
-        self.data, self.channels, self.name = data, channels, name
+        self.data = data
+        self.channels = channels
+        self.name = name
         self.warning = ""
 
     @cached_property
@@ -160,7 +162,8 @@ def _open_plain_ppm(data: bytes, channels: int, max_pixels: int) -> LazyImage | 
     header = _PLAIN_PPM.match(data)
     if not header or header[1] != PPM_KINDS[channels]:
         return None
-    height, width = int(header[3]), int(header[2])
+    height = int(header[3])
+    width = int(header[2])
     is_whole = len(data) - header.end() == height * width * channels
     if not (is_whole and is_affordable(height, width, max_pixels)):
         return None

@@ -17,7 +17,9 @@ from utils.system import is_installed
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 PHOTO_EXTENSIONS = (".heic", ".heif", ".avif", ".dcm", ".dicom")  # JPEGs have them, too: the first bytes decide
 _FRAMED = ("GIF", "WEBP", "PNG", "AVIF", "HEIC", "DICOM")  # may have several frames
-HEAD_BYTES, TAIL_BYTES = 4096, 1024  # cameras and editors append bytes after the end of the image
+# cameras and editors append bytes after the end of the image
+HEAD_BYTES = 4096
+TAIL_BYTES = 1024
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS: Pillow runs Ghostscript for it
 _BRAND = rb".{4}ftyp(.{8}|.{12}|.{16}|.{20}|)"  # in the first box of an ISO base media file
 _KINDS = {  # the first that matches: the first bytes of a DICOM may be of another kind
@@ -135,7 +137,9 @@ class BadImage(UserError):
 
     def __init__(self, path: str, reason: str, fix: str) -> None:
         super().__init__(path, reason, fix)
-        self.path, self.reason, self.fix = path, reason, fix
+        self.path = path
+        self.reason = reason
+        self.fix = fix
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}; {self.fix}"

@@ -17,7 +17,10 @@ _BASELINE = 0xFFC0
 _FRAMES = (0xFFC0, 0xFFC1, 0xFFC2)  # start of a frame: baseline, extended, progressive
 _ANY_FRAMES = frozenset(range(0xFFC0, 0xFFD0)) - {0xFFC4, 0xFFC8, 0xFFCC}  # of these, tables and an extension
 _JPEG_LS = 0xFFF7
-_SOS, _DRI, _APP1 = 0xFFDA, 0xFFDD, 0xFFE1  # start of the pixels, restart interval, EXIF or XMP
+# start of the pixels, restart interval, EXIF or XMP
+_SOS = 0xFFDA
+_DRI = 0xFFDD
+_APP1 = 0xFFE1
 _SKIPPED = frozenset((0xFFC4, 0xFFDB, 0xFFFE, *range(0xFFE0, 0xFFF0)))  # tables, comment, APP0 to APP15
 
 
@@ -35,7 +38,11 @@ class JpegHeader(NamedTuple):
 
 def read_header(data: bytes) -> JpegHeader | None:
     """The header of a JPEG of 8 bits; None for all other files, also damaged ones: a decoder describes the problem."""
-    position, frame, sampling, interval, has_app1 = 2, None, b"", 0, False
+    position = 2
+    frame = None
+    sampling = b""
+    interval = 0
+    has_app1 = False
     with suppress(struct.error):  # truncated
         while data.startswith(b"\xff\xd8"):
             marker, length = struct.unpack_from(">HH", data, position)
@@ -78,7 +85,8 @@ def unread_property(data: bytes) -> str | None:
 
 def _num_blocks(height: int, width: int, sampling: bytes) -> int:
     """The number of minimum coded units. sampling: the factors of each component, horizontal << 4 | vertical."""
-    rows, columns = max(one & 15 for one in sampling), max(one >> 4 for one in sampling)
+    rows = max(one & 15 for one in sampling)
+    columns = max(one >> 4 for one in sampling)
     if len(sampling) == 1:  # its blocks are not interleaved
         rows = columns = 1
     return -(-height // (8 * rows or 8)) * -(-width // (8 * columns or 8))
@@ -98,7 +106,8 @@ def is_cut_short(data: bytes, image: Image.Image) -> bool:
 
     image: the decoded image.
     """
-    header, pixels = read_header(data), np.asarray(image)
+    header = read_header(data)
+    pixels = np.asarray(image)
     ends_gray = bool(_is_gray(pixels[-1, -1]).all())
     if header is None:  # damaged, too
         return ends_gray
@@ -130,7 +139,8 @@ class _StandardError:
 
     def __init__(self, process: int) -> None:
         """process: its id; a forked process needs a pipe of its own."""
-        self._lock, self._listeners = threading.Lock(), dict[int, list[str]]()
+        self._lock = threading.Lock()
+        self._listeners = dict[int, list[str]]()
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)  # a write to a full pipe fails: libraries ignore that

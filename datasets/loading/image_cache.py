@@ -27,7 +27,8 @@ from utils.system import available_bytes
 SHARE = 0.5  # of the free host memory: the rest is for the optimizer, the workers, and other programs
 _CHECKED_BYTES = 2**26  # of images between two looks at the free memory
 _END = 0  # in the table; the images follow
-_HEAD_BYTES, _ALIGNMENT = 8, 64
+_HEAD_BYTES = 8
+_ALIGNMENT = 64
 
 
 class ImageCache:

@@ -116,7 +116,9 @@ class BatchReader(Dataset[Batch | UserError]):
         labels = self.samples.targets
         targets = torch.full((len(keys), *labels.shape[1:]), PADDING, dtype=_TARGET_TYPES[labels.ndim])
         drawn: list[list[Any] | None] = [None] * len(keys)
-        bad, loaded, warned = [], [], []
+        bad = []
+        loaded = []
+        warned = []
         for position, (epoch, index, repeat) in enumerate(keys):
             if index == PADDING:
                 continue
@@ -295,7 +297,8 @@ class TrainBatches:
     """
 
     def __init__(self, config: Config, samples: Samples, context: ProcessContext, layout: EpochLayout) -> None:
-        self._context, self._layout = context, layout
+        self._context = context
+        self._layout = layout
         transform = build_host_transform(config.data, config.train, config.seed)
         self._reader = BatchReader(samples, config.data, transform, config.timeout_seconds)
         workers, reason = num_workers(self._reader, context)
@@ -315,7 +318,8 @@ class TrainBatches:
         Unusable images are added to `bad_images`. evaluations: loaders whose memory is reserved, too.
         Raises UserError: a sample cannot be read, or a loading worker fails.
         """
-        layout, samples = self._layout, self._reader.samples
+        layout = self._layout
+        samples = self._reader.samples
         first = epoch * layout.batches_per_epoch + batch
         order = order_of(samples, self._reader.data)
         sampler = TrainSampler(layout, num_epochs, self._context.rank, first, order)
@@ -374,7 +378,8 @@ def cache_images(splits: Sequence[Samples], data: Data, reads: int, context: Pro
     is_due = data.cache is True or (data.cache == AUTO and reads > len(splits[0]))
     if not (files and is_due):
         return None
-    cache, text = None, ""
+    cache = None
+    text = ""
     if context.local_rank == 0:
         cache, text = _make_cache(files, data)
     sources = gather_objects(cache and cache.source, context)
@@ -383,7 +388,8 @@ def cache_images(splits: Sequence[Samples], data: Data, reads: int, context: Pro
             cache = open_cache(*source)
     start = 0
     for samples in files:
-        samples.cache, samples.cache_start = cache, start
+        samples.cache = cache
+        samples.cache_start = start
         start += len(samples)
     return Note("log", f"DATA.CACHE {str(data.cache).lower()}: {text}")
 

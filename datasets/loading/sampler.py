@@ -153,8 +153,10 @@ class TrainSampler:
         return self.num_epochs * self.layout.batches_per_epoch - self.first_batch
 
     def __iter__(self) -> Iterator[list[Key]]:
-        batches, repeats = self.layout.batches_per_epoch, self.layout.repeats
-        size, world_size = self.layout.batch.micro_step_size, self.layout.batch.ranks
+        batches = self.layout.batches_per_epoch
+        repeats = self.layout.repeats
+        size = self.layout.batch.micro_step_size
+        world_size = self.layout.batch.ranks
         first_epoch, first = divmod(self.first_batch, batches)
         for epoch in range(first_epoch, self.num_epochs):
             order = self.order.places(self.layout, epoch)

@@ -42,7 +42,9 @@ _CAUSES: dict[int, str] = {
     signal.SIGKILL: "probably out of host memory; lower -num_workers, or give the job more host memory",
     signal.SIGBUS: f"probably because /dev/shm is full; {SHARED_MEMORY_FIX}",
 }
-_WORKER_FILES, _OTHER_FILES = 8, 16  # descriptors: pipes and batches of a worker; checkpoints and logs
+# descriptors: pipes and batches of a worker; checkpoints and logs
+_WORKER_FILES = 8
+_OTHER_FILES = 16
 
 
 def default_num_workers(share: CoreShare, on_gpu: bool) -> int:
@@ -226,7 +228,8 @@ class _WorkerWait:
             raise
 
     def attach(self, iterator: Any) -> None:
-        self._iterator, self._workers = weakref.ref(iterator), loader_workers(iterator)
+        self._iterator = weakref.ref(iterator)
+        self._workers = loader_workers(iterator)
 
     def receive(self, iterator: Any, receive: Callable[[], Any]) -> Any:
         """The next message; `receive` raises an error after `poll_seconds` without one."""

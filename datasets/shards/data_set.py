@@ -47,7 +47,8 @@ class TarShards(Source):
         root, names = parse_location(data.data_path)
         store = ShardStore(root, START_TIMEOUT_SECONDS)
         self.found = find_shards(store, names)
-        folder, shards = cache_folder(data.cache_dir), store.head(list(chain.from_iterable(self.found.splits.values())))
+        folder = cache_folder(data.cache_dir)
+        shards = store.head(list(chain.from_iterable(self.found.splits.values())))
         keys = (self.found.label_key, assume, data.groups or "")
         self.index, self.notes = open_index(store, shards, folder, *keys, beside=not wanted.is_dry)
         cache = None

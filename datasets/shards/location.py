@@ -42,7 +42,8 @@ def parse_location(data_path: str) -> tuple[str, list[str]]:
     scheme = SCHEME.match(data_path)
     if not scheme:
         return _split_pattern(data_path)
-    name, rest = scheme[1].lower(), data_path[scheme.end() :].rstrip("/")
+    name = scheme[1].lower()
+    rest = data_path[scheme.end() :].rstrip("/")
     if name not in ("http", "https", "s3", "gs"):
         raise UserError(f"DATA.DATA_PATH: URLs of {shorten(name)} are not supported; use http, https, s3 or gs")
     url = f"{name}://{rest}"

@@ -124,7 +124,8 @@ class Archive:
                 if (chunk := next(self.chunks, None)) is None:
                     return
                 self._rest = memoryview(chunk)
-            part, self._rest = self._rest[:size], self._rest[size:]
+            part = self._rest[:size]
+            self._rest = self._rest[size:]
             self.position += len(part)
             size -= len(part)
             yield part
@@ -194,7 +195,10 @@ def read_records(
     Raises DamagedShard: as `Archive.members`; or a label is invalid, a file or a key occurs twice, or a sample
     has images of several names (see `_file_of`).
     """
-    archive, records, others, keys = Archive(iter(chunks), origin), list[Record](), Counts(), set[str]()
+    archive = Archive(iter(chunks), origin)
+    records = list[Record]()
+    others = Counts()
+    keys = set[str]()
     for key, group in groupby(_files(archive), attrgetter("key")):
         files = {}
         for file in group:
@@ -279,7 +283,8 @@ def _files(archive: Archive) -> Iterator[_File]:
             continue
         extension = extension.lower()
         kind = extension.rpartition(".")[2]
-        is_label, is_image = kind in _LABELS, kind in _IMAGES
+        is_label = kind in _LABELS
+        is_image = kind in _IMAGES
         content = b"".join(archive.parts(min(member.size, MAX_LABEL_BYTES + 1))) if is_label else b""
         crc = reduce(lambda crc, part: zlib.crc32(part, crc), archive.parts(member.size), 0) if is_image else 0
         key = f"{folder}{slash}{stem}"

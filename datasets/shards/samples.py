@@ -42,7 +42,8 @@ _REQUESTS = 16  # of a worker at a time
 _MAX_OPEN_FILES = 256  # of a worker; many systems allow a process 1024
 
 _FREE_BYTES = 1 << 30  # stay free on the disk of the cache: checkpoints may be on it
-_COMPLETE, _PART = ".tar", ".part"
+_COMPLETE = ".tar"
+_PART = ".part"
 _THREADS = 4
 _RETRY_SECONDS = 5.0  # until a shard is tried again: another process may be downloading it, or there was no room
 _PAUSE_SECONDS = 60.0  # after an error of the disk

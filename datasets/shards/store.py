@@ -30,8 +30,10 @@ from utils.threads import DaemonPool
 _T = TypeVar("_T")
 Range = tuple[int, int]  # the first byte, the number of bytes
 _HEAD_THREADS = 32
-_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 2.0
-_SILENT_SECONDS, _TELL_SECONDS = 3.0, 30.0
+_FIRST_PAUSE_SECONDS = 0.1
+_MAX_PAUSE_SECONDS = 2.0
+_SILENT_SECONDS = 3.0
+_TELL_SECONDS = 30.0
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 CHECK = "check DATA.DATA_PATH"
 
@@ -99,7 +101,9 @@ def _local_shard(name: str, state: os.stat_result) -> Shard:
 
 
 _CHUNK_BYTES = 1 << 18
-_CONNECT_SECONDS, _READ_SECONDS = 10.0, 30.0  # at most
+# at most
+_CONNECT_SECONDS = 10.0
+_READ_SECONDS = 30.0
 _COALESCE_BYTES = 1 << 17  # gap of two ranges in one request: a connection reads it in about one latency
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "GOOGLE_BASE_URL")
 _REFUSED = "non-2xx status code: "  # and the status
@@ -159,7 +163,8 @@ class RemoteFiles:
         # ValueError: a name that obstore refuses. TypeError and others are mistakes of this program.
         self.errors = (exceptions.BaseError, OSError, ValueError)
         self.missing = (FileNotFoundError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
-        self.root, self._exceptions = root, exceptions
+        self.root = root
+        self._exceptions = exceptions
         self.attempt_seconds = min(_READ_SECONDS, timeout_seconds / 4)
         scheme, _, rest = root.partition("://")
         has_plain_endpoint = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
@@ -296,7 +301,8 @@ class ShardStore:
 
     def stream(self, shard: Shard) -> Iterator[bytes]:
         """Yields the bytes of a whole shard in order; raises Unavailable if the file is another one."""
-        position, chunks = 0, None
+        position = 0
+        chunks = None
 
         def next_chunk() -> bytes:
             nonlocal shard, chunks

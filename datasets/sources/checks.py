@@ -43,8 +43,11 @@ from utils.files import open_descriptor, open_regular_file
 from utils.notes import Note
 
 _FEW_IMAGES = 10  # per class
-_FEW_VAL_IMAGES, _IMBALANCE = 5, 10  # per class; largest class / smallest class
-_FEW_LEVELS, _GREY_IMAGES = 32, 64
+# per class; largest class / smallest class
+_FEW_VAL_IMAGES = 5
+_IMBALANCE = 10
+_FEW_LEVELS = 32
+_GREY_IMAGES = 64
 _OUTLIERS = 1e-4  # share of the pixels at each end, such as defective pixels of a detector
 _MOST_CHECKED = 100_000  # images: of more, a part is checked
 _MAX_SECONDS = 30.0  # of the check of image files
@@ -388,7 +391,8 @@ def _looks_intact(samples: ImageFiles, index: int, fingerprint: np.ndarray) -> b
             head = os.pread(descriptor, HEAD_BYTES, 0)
             tail = os.pread(descriptor, TAIL_BYTES, size - TAIL_BYTES) if size > HEAD_BYTES else head[-TAIL_BYTES:]
             fingerprint[:] = size << 32 | zlib.crc32(tail)
-            kind, sides = kind_of(head), size_if_whole(descriptor, head, tail)
+            kind = kind_of(head)
+            sides = size_if_whole(descriptor, head, tail)
         finally:
             os.close(descriptor)
     except Exception:  # Pillow raises many types on damaged files

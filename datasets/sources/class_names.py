@@ -18,7 +18,9 @@ from datasets.sources.shared_arrays import to_nfc
 from utils.errors import UserError, error_from
 from utils.files import open_regular_file
 
-NATURAL, BYTES = "natural", "bytes"  # values of DATA.CLASSES; another value is a file
+# values of DATA.CLASSES; another value is a file
+NATURAL = "natural"
+BYTES = "bytes"
 CLASS_FILE = "a file with a class per line, in the order of the outputs"
 _MAX_NAMES = 20  # in an error message
 

@@ -41,7 +41,8 @@ _COLUMN = re.compile(
 )
 FEWEST = 5  # groups; fewer are categories
 # Expressions of the cases in names of files: the first fields, fewest first; the text before the last number
-_FIELD, _MARK = r"[^/_.\s-]+", r"[_.\s-]+"
+_FIELD = r"[^/_.\s-]+"
+_MARK = r"[_.\s-]+"
 _IN_NAMES = (
     rf"({_FIELD})[^/]*$",
     rf"({_FIELD}{_MARK}{_FIELD})[^/]*$",
@@ -188,7 +189,8 @@ def _are_cases(stems: Sequence[str], spans: Sequence[tuple[int, int]], classes: 
     """Whether the texts in the spans are cases, unlike classes, single images, and numbers of a camera or of times."""
     cases = [stem[start:end] for stem, (start, end) in zip(stems, spans, strict=True)]
     rests = [stem[end:] for stem, (_, end) in zip(stems, spans, strict=True)]
-    sizes, number = Counter(zip(classes, cases, strict=False)), len(cases)
+    sizes = Counter(zip(classes, cases, strict=False))
+    number = len(cases)
     have_numbers = 2 * sum(re.search(r"\d", case) is not None for case in cases) > number
     have_several = 2 * sum(size > 1 for size in sizes.values()) > len(sizes)
     in_classes = len({*cases}) >= FEWEST and len(sizes) >= 2 * len({label for label, _ in sizes})

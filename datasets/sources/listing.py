@@ -44,7 +44,8 @@ def name_like(path: Path) -> str:
 @cache
 def _joined_names(path: str, changed: int) -> list[str]:
     """The names of folders in a folder and of files: of ImageNet, 1,000 strings, not 1.3 million."""
-    folders, files = list[str](), list[str]()
+    folders = list[str]()
+    files = list[str]()
     with os.scandir(path) as entries:
         for entry in entries:
             try:

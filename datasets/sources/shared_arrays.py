@@ -115,7 +115,9 @@ class StringPacker:
     """Collects strings one by one."""
 
     def __init__(self, strings: Iterable[str] = ()) -> None:
-        self._encoded, self._ends, self._crcs = bytearray(), array("q"), array("I")
+        self._encoded = bytearray()
+        self._ends = array("q")
+        self._crcs = array("I")
         for string in strings:
             self.add(string)
 

@@ -433,9 +433,13 @@ def most_frequent(classes: np.ndarray, group_of: np.ndarray) -> np.ndarray:
 def _warn_of_large_part(groups: PackedStrings, fold_of: np.ndarray, folds: int) -> list[Note]:
     """A warning of a fold far above the mean, or of most images held out. fold_of: of each image, int64 (N,)."""
     sizes = np.bincount(fold_of)
-    largest, part, limit = sizes[0], "the held-out part", 0.5
+    largest = sizes[0]
+    part = "the held-out part"
+    limit = 0.5
     if folds:
-        largest, part, limit = sizes.max(), f"the largest of {folds} folds", 1.5 / folds
+        largest = sizes.max()
+        part = f"the largest of {folds} folds"
+        limit = 1.5 / folds
     if largest <= limit * len(fold_of):
         return []
     ((name, count),) = Counter(groups).most_common(1)

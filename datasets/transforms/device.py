@@ -44,8 +44,10 @@ class Mixup(nn.Module):
         self.num_classes = num_classes
         self.off_epoch = train.mixup_off_epoch or math.inf
         self.horizon = horizon
-        self.probability, self.minmax = train.mixup_prob, train.cutmix_minmax
-        self.mixup_alpha, self.cutmix_alpha = train.mixup_alpha, train.cutmix_alpha
+        self.probability = train.mixup_prob
+        self.minmax = train.cutmix_minmax
+        self.mixup_alpha = train.mixup_alpha
+        self.cutmix_alpha = train.cutmix_alpha
         if self.minmax:  # as timm: the boxes do not follow from the weights
             self.cutmix_alpha = 1.0
         # the probability that a mix is CutMix
@@ -80,7 +82,8 @@ class Mixup(nn.Module):
         if rng.random() >= self.probability:
             return 1.0, None
         alpha = self.cutmix_alpha if (is_cutmix := rng.random() < self.cutmix_share) else self.mixup_alpha
-        weight, edges = rng.beta(alpha, alpha), list[int]()
+        weight = rng.beta(alpha, alpha)
+        edges = list[int]()
         if not is_cutmix:
             return weight, None
         if self.minmax:  # the sides of a box are uniform in CUTMIX_MINMAX
@@ -90,7 +93,8 @@ class Mixup(nn.Module):
                 edges += [start := int(rng.integers(0, whole - side + 1)), start + side]
         else:  # a box around a uniform center, clipped; before clipping its area is 1 - `weight` of the image
             for side in (height, width):
-                length, center = int(side * math.sqrt(1 - weight)), int(rng.integers(0, side))
+                length = int(side * math.sqrt(1 - weight))
+                center = int(rng.integers(0, side))
                 edges += [max(center - length // 2, 0), min(center + (length + 1) // 2, side)]
         top, bottom, left, right = edges
         return 1 - (bottom - top) * (right - left) / (height * width), (top, bottom, left, right)
@@ -138,7 +142,8 @@ class RandomAffine(RandomDeviceOperation):
         angle = math.radians(rng.uniform(-data.affine_degrees, data.affine_degrees))
         zoom = rng.uniform(*data.affine_scale)
         right, down = (2 * rng.uniform(-data.affine_translate, data.affine_translate) for _ in range(2))
-        cos, sin = math.cos(angle) / zoom, math.sin(angle) / zoom
+        cos = math.cos(angle) / zoom
+        sin = math.sin(angle) / zoom
         return [[cos, -sin * self.aspect, right], [sin / self.aspect, cos, down]]
 
     def collate(self, drawn: list[list[list[float]] | None]) -> Drawn:
@@ -187,8 +192,10 @@ class RandomErase(RandomDeviceOperation):
 
     def __init__(self, data: Data, train: Train) -> None:
         super().__init__()
-        self.size, self.mode = data.input_size, train.random_erase_mode
-        self.probability, self.count = train.random_erase_prob, train.random_erase_count
+        self.size = data.input_size
+        self.mode = train.random_erase_mode
+        self.probability = train.random_erase_prob
+        self.count = train.random_erase_count
 
     def draw(self, rng: random.Random) -> list[Box] | None:
         """Boxes; one is empty if ten in a row do not fit."""
@@ -203,7 +210,8 @@ class RandomErase(RandomDeviceOperation):
             for _ in range(_MAX_TRIES):
                 area = rng.uniform(*_ERASED_AREA) * height * width / count
                 ratio = math.exp(rng.uniform(low, high))
-                rows, columns = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+                rows = round(math.sqrt(area * ratio))
+                columns = round(math.sqrt(area / ratio))
                 if rows < height and columns < width:
                     box = rng.randint(0, height - rows), rng.randint(0, width - columns), rows, columns
                     break
@@ -280,7 +288,8 @@ class TrainTransform(nn.Module):
         if train.random_erase_after_mixup:
             last = [one for one in operations if isinstance(one, RandomErase)]
         self.operations = nn.ModuleList(one for one in operations if one not in last)
-        self.mixup, self.last_operations = Mixup(train, num_classes, horizon), nn.ModuleList(last)
+        self.mixup = Mixup(train, num_classes, horizon)
+        self.last_operations = nn.ModuleList(last)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns images float32 (B, C, S, S), and the targets of the batch or, if mixed, float32 (B, classes).

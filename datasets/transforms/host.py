@@ -250,7 +250,8 @@ def eval_crop(data: Data, image: LazyImage, rng: random.Random) -> Tensor:
     `squash`, which round as torchvision's Resize and CenterCrop. A border is black, with pad in the mean color. With
     crop it is placed as by PaddlePaddle's CenterCrop: torchvision and timm place it one pixel differently if it is odd.
     """
-    pixels, size = image.pixels, data.input_size
+    pixels = image.pixels
+    size = data.input_size
     (height, width), (top, left) = eval_geometry(data, pixels.shape[1:])
     resized = resize(pixels, height, width, data.interpolation)
     shown = resized[:, max(0, top) :, max(0, left) :][:, : size[0], : size[1]]
@@ -275,7 +276,8 @@ def random_crop_box(
     for _ in range(_MAX_TRIES):
         area = height * width * rng.uniform(*scale)
         aspect = math.exp(rng.uniform(*log_ratio))
-        box_height, box_width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        box_height = round(math.sqrt(area / aspect))
+        box_width = round(math.sqrt(area * aspect))
         if 0 < box_height <= height and 0 < box_width <= width:
             return rng.randint(0, height - box_height), rng.randint(0, width - box_width), box_height, box_width
     box_height = min(height, round(width / ratio[0]))

@@ -339,7 +339,10 @@ class CheckpointWriter:
     ) -> None:
         """keep: number of periodic checkpoints. on_written: called with each checkpoint and its content.
         is_copy: the tensors to save are copies in host memory."""
-        self.folder, self.keep, self.on_written, self.is_copy = folder, keep, on_written, is_copy
+        self.folder = folder
+        self.keep = keep
+        self.on_written = on_written
+        self.is_copy = is_copy
         on_start = (torch.cuda.set_device, (torch.cuda.current_device(),)) if torch.cuda.is_initialized() else ()
         self._thread = ThreadPoolExecutor(1, "checkpoint", *on_start)
         self._pending: Future[None] | None = None

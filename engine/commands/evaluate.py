@@ -35,8 +35,10 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     """Evaluates the weights of -pretrained, or the checkpoint that -resume names; records the result."""
     logger = start_log(command, context)
     session = build_evaluation_session(command, context, logger)
-    plan, evaluator = session.plan, session.evaluator
-    config, samples = plan.config, plan.samples
+    plan = session.plan
+    evaluator = session.evaluator
+    config = plan.config
+    samples = plan.samples
     folder = open_new_folder(replace(command, config=config), context, logger, "eval-")
     logger.begin(*session.lines)
     bad_images = BadImageList(context.rank).open(folder)
@@ -72,7 +74,8 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         )
         logger.record.update()  # before the files, which may fail
         files = EvaluationFiles(folder / EVALUATION, samples, config, evaluator)
-        before, now = evaluator.decision, metrics.decision
+        before = evaluator.decision
+        now = metrics.decision
         chooses_point = before.point != now.point
         files.write(metrics, results, session.model, epoch=None, chooses_point=chooses_point, **about)
         is_new = chooses_point or before.thresholds != now.thresholds
@@ -137,7 +140,9 @@ def label(session: EvaluationSession, folder: Path, options: Prediction, logger:
     Every rank must call it.
     Raises UserError: no image can be read.
     """
-    context, plan, evaluator = session.evaluator.context, session.plan, session.evaluator
+    context = session.evaluator.context
+    plan = session.plan
+    evaluator = session.evaluator
     config = plan.config
     samples = plan.samples
     classes = config.model.num_logits

@@ -77,7 +77,9 @@ def dry_run(command: Command, context: ProcessContext) -> int:
     if command.config.eval.enabled:
         check_writable(Path(command.config.save))
         session = build_evaluation_session(command, context, logger)
-        config, model, lines = session.plan.config, session.meta_model, session.lines
+        config = session.plan.config
+        model = session.meta_model
+        lines = session.lines
     else:
         plan = plan_training(command, context, logger, find_batch_size)
         check_writable(plan.run_folder or Path(plan.config.save))

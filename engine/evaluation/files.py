@@ -43,7 +43,10 @@ from utils.files import atomic_write, make_own_folder
 _SIDE = 160  # pixels of a picture
 _JPEG_QUALITY = 80
 _Key = TypeVar("_Key", int, str)  # of a picture
-_LOW, _MIDDLE, _HIGH = (0, 0, 4), (188, 55, 84), (252, 255, 164)  # RGB of matplotlib's inferno
+# RGB of matplotlib's inferno
+_LOW = (0, 0, 4)
+_MIDDLE = (188, 55, 84)
+_HIGH = (252, 255, 164)
 
 
 def write_pictures(folder: Path, images: Mapping[_Key, tuple[Samples, int]], data: Data) -> dict[_Key, Tensor]:
@@ -130,7 +133,8 @@ def attention_rollout(model: nn.Module, images: Tensor, evaluator: Evaluator) ->
 
 def to_unit_range(maps: Tensor) -> Tensor:
     """Maps (B, rows, columns), each scaled to 0..1, on the CPU."""
-    low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
+    low = maps.amin((1, 2), keepdim=True)
+    high = maps.amax((1, 2), keepdim=True)
     return ((maps - low) / (high - low).clamp(min=1e-30)).cpu()
 
 
@@ -147,7 +151,8 @@ def _pooling_of(model: nn.Module) -> Any:
 def to_picture(crop: Tensor, side: int = _SIDE) -> Image.Image:
     """uint8 (C, H, W) -> RGB, its longer side of `side` pixels; small images are enlarged pixel by pixel."""
     pixels = crop.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
-    picture, longer = Image.fromarray(pixels), max(crop.shape[1:])
+    picture = Image.fromarray(pixels)
+    longer = max(crop.shape[1:])
     resampling = Image.Resampling.NEAREST if longer < side else Image.Resampling.LANCZOS
     return picture.resize([max(1, side * length // longer) for length in picture.size], resampling)
 

@@ -348,14 +348,16 @@ def limits_of_classes(results: SampleResults, number: int) -> dict[str, np.ndarr
         is_defined = shares.counts > 0
         low, high = wilson(shares.shares[is_defined], shares.numbers[is_defined])
         if name == "f1":
-            low, high = f1_of_jaccard(low), f1_of_jaccard(high)
+            low = f1_of_jaccard(low)
+            high = f1_of_jaccard(high)
         limits[name] = shares.labels[is_defined], (low, high)
     if results.scores is not None:
         sides = np.zeros((2, number))
         for label, _, is_own, is_known in read_labels(results.targets, results.scores, results.readable):
             for place, side in enumerate((is_own, is_known & ~is_own)):
                 sides[place, label] = np.count_nonzero(np.bincount(units.of_rows[side]))
-        ap, auroc = results.ranking.average_precision / 100, results.ranking.auroc / 100
+        ap = results.ranking.average_precision / 100
+        auroc = results.ranking.auroc / 100
         labels = np.flatnonzero(sides[0])
         limits["ap"] = labels, wilson(ap[labels], sides[0, labels])
         labels = np.flatnonzero(sides.all(0))

@@ -25,15 +25,23 @@ from utils.distributed import ProcessContext, call_on_main
 from utils.files import atomic_write, open_atomically, without_none
 from utils.tables import aligned_table, safe_cell, table_text, write_workbook
 
-BATCHES_PER_WRITE, _CLASSES_PER_WRITE = 8, 8000  # before a write, the host waits for the device
-CSV_FILE, JSON_FILE, GROUPS_FILE = "predictions.csv", "predictions.json", "groups.csv"
+# before a write, the host waits for the device
+BATCHES_PER_WRITE = 8
+_CLASSES_PER_WRITE = 8000
+CSV_FILE = "predictions.csv"
+JSON_FILE = "predictions.json"
+GROUPS_FILE = "groups.csv"
 COUNTS_FILE = "counts.csv"
 XLSX_FILE = "predictions.xlsx"
 UNKNOWN = "unknown"  # of -threshold
-THRESHOLD, REVIEW = "decision_threshold", "needs_review"
+THRESHOLD = "decision_threshold"
+REVIEW = "needs_review"
 _COUNTED = ("label", "decision", "predicted")  # in the file of counts: the first of these columns, else the best class
 _THREE_DIGITS = np.array([f"{number:03}".encode() for number in range(1000)])
-_SHOWN_ROWS, _SHOWN_RANKS, _SHOWN_COLUMNS, _SHOWN_CHARS = 10, 3, 8, 48
+_SHOWN_ROWS = 10
+_SHOWN_RANKS = 3
+_SHOWN_COLUMNS = 8
+_SHOWN_CHARS = 48
 
 _Text = str | float
 # Path, labels and probabilities of the most probable classes, texts of the columns, and the error.
@@ -104,7 +112,8 @@ class Predictions:
         number = len(self.class_names)
         self._num_ranks = min(options.top_k or number, number)
         self._counts = defaultdict[tuple[str, str], list[int]](lambda: [0, 0])  # images, and those to review
-        self._kept, self._shown = list[SampleResults](), list[_Image]()
+        self._kept = list[SampleResults]()
+        self._shown = list[_Image]()
         self.num_done = self.num_readable = self._num_to_review = 0
 
     def write(self, parts: Iterable[SampleResults | None], context: ProcessContext) -> list[Path]:

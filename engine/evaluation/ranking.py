@@ -17,7 +17,9 @@ from engine.evaluation.limits import share_by_limit
 from utils.metric_table import OPERATING, OPERATING_POINTS
 
 LOWEST = float(np.finfo(np.float32).min)  # the score of a class that is NaN
-_FEWEST_COLUMNS, _CELLS = 64, 1 << 20  # that are read at a time
+# that are read at a time
+_FEWEST_COLUMNS = 64
+_CELLS = 1 << 20
 
 
 def log_odds(logits: Tensor) -> Tensor:
@@ -180,9 +182,13 @@ def figure_at(point: Goal, scores: np.ndarray, is_own: np.ndarray) -> float:
 def points_at(point: Goal, scores: np.ndarray, is_own: np.ndarray) -> tuple[np.ndarray, ...]:
     """Each distinct score, the figure of the goal from it on, the other one, and whether it reaches the goal."""
     every, sensitivity, specificity, _ = roc_points(scores, is_own)
-    figure, other, of_figure = sensitivity, specificity, is_own
+    figure = sensitivity
+    other = specificity
+    of_figure = is_own
     if point.specificity:
-        figure, other, of_figure = specificity, sensitivity, ~is_own
+        figure = specificity
+        other = sensitivity
+        of_figure = ~is_own
     goal = point.specificity or point.sensitivity or 0
     least = share_by_limit(goal, int(of_figure.sum())) if point.by_limit else goal
     return every, figure, other, (figure >= 100 * least) & (figure > 0) & (other > 0)

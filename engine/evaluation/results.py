@@ -203,12 +203,16 @@ class SampleResults:
 
         The labels are the grades. NaN if chance cannot disagree, as with one class.
         """
-        figures, readable = self.per_class, self.readable
+        figures = self.per_class
+        readable = self.readable
         # Sums of whole numbers, which float64 has exactly: 0 where the agreement is the one by chance.
-        number, true, predicted = len(readable), figures.count, figures.predicted
+        number = len(readable)
+        true = figures.count
+        predicted = figures.predicted
         observed = number * np.sum(np.abs(self.targets[readable] - self.labels[readable, 0]).astype(float) ** power)
         if power == 1:
-            below, below_predicted = np.cumsum(true), np.cumsum(predicted)
+            below = np.cumsum(true)
+            below_predicted = np.cumsum(predicted)
             by_chance = float(below @ (number - below_predicted) + below_predicted @ (number - below))
         else:
             grades = np.arange(len(true), dtype=float)
@@ -403,7 +407,8 @@ def class_figures(results: SampleResults, num_classes: int) -> ClassFigures:
     With several labels per sample, `num_classes` and top-5 mean nothing.
     """
     readable = results.readable
-    targets, labels = results.targets[readable], results.labels[readable, 0]
+    targets = results.targets[readable]
+    labels = results.labels[readable, 0]
     if is_multi_hot(targets):
         is_known = targets != UNKNOWN
         chosen = results.predicted[readable] & is_known

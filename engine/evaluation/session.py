@@ -94,8 +94,10 @@ class EvaluationSession:
     @property
     def lines(self) -> list[str]:
         """About the evaluation, on the screen."""
-        config, evaluator = self.plan.config, self.evaluator
-        context, precision = evaluator.context, evaluator.precision.short_name
+        config = self.plan.config
+        evaluator = self.evaluator
+        context = evaluator.context
+        precision = evaluator.precision.short_name
         return [
             f"{self.plan.images}{'' if self.plan.images.path else place_of(config.data)}",
             model_line(config, self.meta_model, f"{Devices(context.world_size, str(context.device), precision)}"),
@@ -128,7 +130,8 @@ def build_evaluation_session(command: Command, context: ProcessContext, logger: 
 
 def _mean_session(session: EvaluationSession, decision: Decision) -> EvaluationSession:
     """The session of the mean of the models. decision: of their mean; each has the temperature of its own."""
-    plan, evaluator = session.plan, session.evaluator
+    plan = session.plan
+    evaluator = session.evaluator
     members = [(evaluator, session.model)]
     for config, record in plan.others:
         built = build_eval_model(config, evaluator.context, plan.purpose, record)

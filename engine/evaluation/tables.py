@@ -40,9 +40,11 @@ from utils.tables import matrix_text, safe_cell, table_text
 
 MAX_CLASSES_IN_MATRIX = 1000  # the file of more would have more than a million cells
 _MAX_CLASSES_SHOWN = 50  # in the matrix of the page
-MAX_PAIRS, _SHOWN_PAIRS = 1000, 20
+MAX_PAIRS = 1000
+_SHOWN_PAIRS = 20
 SCORES = "scores.npz"
-_MAX_CURVES, _MAX_POINTS = 8, 200
+_MAX_CURVES = 8
+_MAX_POINTS = 200
 CURVES = ("threshold_logit", "sensitivity", "specificity", "precision")
 MAX_SCORES_BYTES = 200_000_000  # of `SampleResults.scores` in a file: 50,000 images of 1000 labels
 
@@ -147,7 +149,8 @@ class ResultTables:
 
     def _analyze(self, results: SampleResults) -> None:
         names = self.class_names
-        figures, pairs = class_figures(results, len(names)), confused_pairs(results, len(names))
+        figures = class_figures(results, len(names))
+        pairs = confused_pairs(results, len(names))
         ranking = results.ranking
         shares = {"auroc": ranking.auroc}
         if METRICS["top5"].applies(len(names), multi_label=False):
@@ -185,7 +188,9 @@ class ResultTables:
 
         The first bins of the calibration are of all labels together, for the page, the others of each label.
         """
-        figures, ranking, bins = results.per_class, results.ranking, results.calibrated.calibrations
+        figures = results.per_class
+        ranking = results.ranking
+        bins = results.calibrated.calibrations
         names = [("", ""), *enumerate(self.class_names)]
         every = zip(names, [join_bins(bins), *bins], strict=True)
         rows = ([*name, *row] for name, of_label in every for row in _bin_rows(of_label))

@@ -18,7 +18,8 @@ from datasets.sources.split import most_frequent
 from engine.evaluation.suspects import Margins, margins
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # see `build_loss` in engine/training/loss.py
-_NEIGHBORS, _TEMPERATURE = 20, 0.07
+_NEIGHBORS = 20
+_TEMPERATURE = 0.07
 _ROWS = 1024  # of similarities at a time
 
 
@@ -40,7 +41,9 @@ def knn_top1(features: Tensor, targets: Tensor, queries: Tensor, query_targets: 
 
 ROWS = 1 << 16  # of logits at a time
 _L2_VALUES = tuple(10.0 ** (-exponent / 2) for exponent in range(13))  # from strong to weak
-_FOLDS, _TUNING_ITERATIONS, _ITERATIONS = 5, 100, 1000
+_FOLDS = 5
+_TUNING_ITERATIONS = 100
+_ITERATIONS = 1000
 
 
 def fit_probe(
@@ -70,7 +73,8 @@ def fit_probe(
             held_out_loss += float(loss(inputs[held_out] @ of_folds[fold].T, targets[held_out]))
         if held_out_loss >= lowest:
             break
-        best, lowest = l2, held_out_loss
+        best = l2
+        lowest = held_out_loss
     fitted = fit_linear(inputs, targets, loss, best, start)
     weight = fitted[:, :-1] / std
     return weight, fitted[:, -1] - weight @ mean, best
@@ -78,7 +82,8 @@ def fit_probe(
 
 def standardize(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs of `fit_linear` (N, F + 1), and the mean and the standard deviation of the features, (F,)."""
-    mean, std = features.mean(0), features.std(0, correction=0)
+    mean = features.mean(0)
+    std = features.std(0, correction=0)
     std = torch.where(std > 0, std, 1)
     return torch.cat([(features - mean) / std, features.new_ones(len(features), 1)], dim=1), mean, std
 

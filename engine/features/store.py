@@ -91,13 +91,15 @@ class Extraction:
         def write(computed: Computed | None) -> None:
             nonlocal values, done, errors
             assert computed
-            features, found = computed["features"], computed["errors"]
+            features = computed["features"]
+            found = computed["errors"]
             if values is None:
                 cleanup.callback(temporary.unlink, missing_ok=True)
                 values = _new_array(temporary, (len(self.samples), features.shape[1]), path)
             values[done : done + len(features)] = features
             values[list(found)] = np.nan
-            done, errors = done + len(features), errors | found
+            done = done + len(features)
+            errors = errors | found
 
         def finish() -> Extracted:
             assert values is not None
@@ -272,7 +274,8 @@ def digest_inputs(config: Config, weights: Iterable[Tensor], device: str) -> str
     return digest.hexdigest()
 
 
-ARRAY_FILE, TABLE_FILE = "embeddings.npy", "embeddings.csv"
+ARRAY_FILE = "embeddings.npy"
+TABLE_FILE = "embeddings.csv"
 
 
 def embed(session: EvaluationSession, folder: Path, labelled: bool, logger: RunLogger) -> None:

@@ -70,7 +70,8 @@ def decide(command: Command, plan: EvaluationPlan) -> tuple[Decision, list[Note]
     Raises UserError: as `operating_goal`; the option is given, and the point of the weights, or of a prediction, is
     another.
     """
-    config, record = plan.config, plan.record
+    config = plan.config
+    record = plan.record
     if command.runs:
         record = replace(record, decision=read_measured(command.runs))
     names = names_of_labels(plan.samples, config.model.num_logits)
@@ -190,9 +191,11 @@ def note_on_goal(goal: OperatingPoint | None, samples: Samples) -> list[Note]:
     is_other = ~is_own
     if is_multi_hot(samples.targets):
         is_other &= samples.targets[:, goal.label] != UNKNOWN
-    wanted, rest = is_other, is_own
+    wanted = is_other
+    rest = is_own
     if goal.sensitivity:
-        wanted, rest = is_own, is_other & (goal.groups is None)
+        wanted = is_own
+        rest = is_other & (goal.groups is None)
     numbers = {"images": len(np.flatnonzero(wanted))}
     if samples.groups is not None:
         groups = np.array([*samples.groups])

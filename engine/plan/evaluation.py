@@ -271,7 +271,8 @@ def _read(
 
     of_weights: their class names before DATA.RENAME.
     """
-    data, model = options.data, options.model
+    data = options.data
+    model = options.model
     if command.path:
         return read_unlabelled(command.path, data, context, record.data.get("IMAGE_ROOT")), None
     names = None if _has_english_names(record) else record.class_names

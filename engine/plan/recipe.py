@@ -77,7 +77,8 @@ def _choice_for(command: Command) -> Choice | None:
     """The recipe, where it is open; or the recipe of the command with the model of given weights."""
     if command.recipe:
         return _model_of_weights(command)
-    config, given = command.config, command.given
+    config = command.config
+    given = command.given
     if config.model.resume not in (None, "auto") or config.eval.enabled:
         return None
     data_set = given.get("DATA.DATASET", "folder")
@@ -97,7 +98,8 @@ def _choice_for(command: Command) -> Choice | None:
 
 def _model_of_weights(command: Command) -> Choice | None:
     """The recipe of a fine-tuning with the model of the given weights, if none is given."""
-    flags, given = command.flags, command.given
+    flags = command.flags
+    given = command.given
     fine_tunes = given.get("MODEL.HEAD") == "probe" or given.get("MODEL.TUNE")  # a recipe with timm's weights
     names_model = any(word.startswith(("MODEL.TYPE=", "MODEL.NAME=")) for word in flags.opts)
     is_other = any((flags.model, names_model, flags.eval, flags.resume))
@@ -236,7 +238,8 @@ def _follow_model(command: Command) -> Command:
 
     The plan reports a name that timm does not know.
     """
-    config, model = command.config, command.config.model
+    config = command.config
+    model = command.config.model
     is_probed = model.type == "timm" and model.head == "probe" and model.pretrained
     takes_steps = command.checked_name in ("train", "profile")
     if "TRAIN.BASE_LR" in command.given or not is_probed or not takes_steps:

@@ -58,7 +58,9 @@ from utils.notes import Note
 
 _DECODE_SECONDS = 30.0  # of a dry run, for all images
 _KEPT_IN_FINE_TUNING = ("GREY_RANGE", "RESIZE", "INTERPOLATION", *NORMALIZATION)  # else the pixels are other ones
-_EAGER_MFU, _H200_FLOPS = 0.321, 989.4e12  # docs/log.md, ViT-B/16 on an H200 in O1; its peak for a GPU without figures
+# docs/log.md, ViT-B/16 on an H200 in O1; its peak for a GPU without figures
+_EAGER_MFU = 0.321
+_H200_FLOPS = 989.4e12
 
 
 def find_on_all_ranks(
@@ -428,7 +430,8 @@ def _eager_seconds(plan: Plan, model: nn.Module, context: ProcessContext) -> flo
 
     It follows from FLOPs and the MFU of ViT-B/16. Smaller models do not reach it: their steps take longer.
     """
-    config, train = plan.config, plan.config.train
+    config = plan.config
+    train = plan.config.train
     blocks: list[nn.Module] = list(getattr(model, "blocks", ()))
     kinds = {(type(one), *((each.shape, each.requires_grad) for each in one.parameters())) for one in blocks}
     if len(kinds) != 1 or len(blocks) == 1 or config.model.solves_head:

@@ -51,7 +51,9 @@ class MasterWeights:
     """
 
     def __init__(self, master: nn.Module, compute: nn.Module, keep_master: bool) -> None:
-        self.master, self.compute, self.keep_master = master, compute, keep_master
+        self.master = master
+        self.compute = compute
+        self.keep_master = keep_master
         pairs = [pair for pair in zip(master.parameters(), compute.parameters(), strict=True) if pair[0] is not pair[1]]
         self._frozen = [pair for pair in pairs if not pair[0].requires_grad]
         trained = [pair for pair in pairs if pair[0].requires_grad]

@@ -42,7 +42,8 @@ def first_non_finite(
     # Hooks on tensors: full backward hooks of modules fail if an activation works in place.
     def after_forward(path: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
         """Hooks of inner modules run before hooks of outer modules, also on a tensor that both return."""
-        inputs, outputs = float_tensors(inputs), float_tensors(outputs)
+        inputs = float_tensors(inputs)
+        outputs = float_tensors(outputs)
         if not _all_finite(outputs):
             if _all_finite(inputs):
                 found.append(Origin("the output", path))

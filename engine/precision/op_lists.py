@@ -78,7 +78,8 @@ _PADDLE_LOSSES = {
     "c_softmax_with_cross_entropy",
 }  # fmt: skip
 Function = Callable[..., Any]
-_BLACK, _WHITE = "AMP.CUSTOM_BLACK_LIST", "AMP.CUSTOM_WHITE_LIST"
+_BLACK = "AMP.CUSTOM_BLACK_LIST"
+_WHITE = "AMP.CUSTOM_WHITE_LIST"
 
 
 def _functions(op: str) -> set[Function]:
@@ -100,7 +101,9 @@ class CastingMode(TorchFunctionMode):
 
     def __init__(self, dtypes: dict[Function, torch.dtype], device_type: str, result_dtype: torch.dtype | None) -> None:
         super().__init__()
-        self.dtypes, self.device_type, self.result_dtype = dtypes, device_type, result_dtype
+        self.dtypes = dtypes
+        self.device_type = device_type
+        self.result_dtype = result_dtype
 
     def __torch_function__(
         self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -196,7 +199,8 @@ def torch_name(op: str) -> str:
 def _resolve(model: nn.Module, entries: Iterable[str], key: str) -> tuple[set[str], set[str]]:
     """The ops and the module paths that the entries match."""
     paths = [path for path, _ in model.named_modules() if path]
-    ops, matched = set(), set()
+    ops = set()
+    matched = set()
     for written in entries:
         entry = name if (name := torch_name(written)) in OPS else written
         # The dot at the end lets `blocks.11.*` match block 11 itself.

@@ -47,7 +47,8 @@ class LossScaler(torch.amp.GradScaler):
         rules = options.incr_ratio, options.decr_ratio, options.incr_every_n_steps
         super().__init__(device.type, self.initial_scale, *rules)
         self.dynamic = scales and options.use_dynamic_loss_scaling
-        self.backoff_after, self.min_scale = options.decr_every_n_nan_or_inf, options.min_loss_scaling
+        self.backoff_after = options.decr_every_n_nan_or_inf
+        self.min_scale = options.min_loss_scaling
         self.total_norm = total_norm
         self.max_skipped = options.max_skipped_steps or None  # consecutive skipped steps; None: no limit
         if options.max_skipped_steps is None:  # the steps in which the scale falls to its minimum, plus 2
@@ -253,7 +254,8 @@ class Precision:
         is_sharded: whether the trained model is sharded. Autocast then caches no half copies of the parameters: with
         gradient checkpointing it would keep whole parameters of all blocks until the end of the forward pass.
         """
-        self.options, self.device = options, device
+        self.options = options
+        self.device = device
         self.dtype = compute_dtype(options, device)
         self.level = options.level if options.enabled else "O0"
         self.tf32 = uses_tf32(options)

@@ -72,7 +72,8 @@ def margin(largest: float) -> str:
 def ops_table(values: Values) -> str:
     rows = []
     for pair in (*values.ops, *values.weights):
-        half, exact = pair.half, pair.exact
+        half = pair.half
+        exact = pair.exact
         sizes = half.size, exact.size, half.gradient, exact.gradient, pair.lost, pair.values
         rows.append([half.module, half.op, half.dtype, *sizes])
     return table_text(_COLUMNS, rows)

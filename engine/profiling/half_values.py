@@ -198,7 +198,8 @@ class Passes:
     """Passes of images of one batch with the present weights of a training, whose state stays as it is."""
 
     def __init__(self, state: TrainState, batch: Batch) -> None:
-        config, weights = state.config, state.precision.weights
+        config = state.config
+        weights = state.precision.weights
         self.state = state
         self.model = copy.deepcopy(weights.master)
         for parameter, source in zip(self.model.parameters(), weights.saved.parameters(), strict=True):
@@ -209,7 +210,8 @@ class Passes:
             timm_model.set_grad_checkpointing(False)
         self._seed()
         images, targets = state.transform(batch)
-        self.images, self.targets = images[:MAX_IMAGES], targets[:MAX_IMAGES]
+        self.images = images[:MAX_IMAGES]
+        self.targets = targets[:MAX_IMAGES]
 
     def _seed(self) -> None:
         seed_device(derive_seed(self.state.config.seed, "AMP report"), self.state.context.device)

@@ -31,10 +31,13 @@ from utils.torch_compat import is_compiled
 
 TRACE = "trace.json.gz"
 AMP_TABLE = "half_values.csv"
-_WARMUP_STEPS, _TIMED_STEPS, _PROFILED_STEPS = 5, 10, 10
+_WARMUP_STEPS = 5
+_TIMED_STEPS = 10
+_PROFILED_STEPS = 10
 _ENDLESS = 10**6  # epochs
 _QUIET = "99"  # above all levels of KINETO_LOG_LEVEL, to silence its first line on standard error
-_TOP_OPS, _MAX_COLUMN_CHARS = 20, 80
+_TOP_OPS = 20
+_MAX_COLUMN_CHARS = 80
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,9 @@ def _profile_steps(session: Session, outputs: RunOutputs, batches: Iterator[Batc
 
     The speed is measured first, without the profiler, which slows the steps down.
     """
-    state, context, reporter = session.state, session.state.context, outputs.reporter
+    state = session.state
+    context = session.state.context
+    reporter = outputs.reporter
     device = context.device
     on_gpu = context.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]
@@ -171,10 +176,12 @@ def _profile_steps(session: Session, outputs: RunOutputs, batches: Iterator[Batc
     train(_WARMUP_STEPS)
     for _ in range(session.batches.prefetched_batches):
         next(batches)  # loaded ahead: otherwise slow loading would not show in so few steps
-    before, totals = batches_done(), state.timer.totals()
+    before = batches_done()
+    totals = state.timer.totals()
     seconds = timed(lambda: train(_TIMED_STEPS), device)
     images_per_second = (batches_done() - before) * state.layout.batch.micro_step_size / seconds
-    waits, memory = state.timer.totals().since(totals), peak_memory_bytes(device)
+    waits = state.timer.totals().since(totals)
+    memory = peak_memory_bytes(device)
     with torch_profile(activities=activities) if context.is_main else nullcontext() as profiler:
         profiled_seconds = timed(lambda: train(_PROFILED_STEPS), device)
     reporter.close()

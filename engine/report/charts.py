@@ -65,14 +65,16 @@ def axis_of(values: Sequence[float], max_ticks: int, integers: bool = False, log
     integers: all ticks are whole numbers, and the limits are the lowest and the highest value.
     log: logarithmic, if all values are positive and vary by more than a factor of 100.
     """
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     if log and low > 1 / LARGEST and high / low > _LOG_RANGE:
         powers = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
         axis = axis_of(powers, max_ticks, integers=True)
         return replace(axis, ticks=tuple(10.0**power for power in axis.ticks), is_log=True)
     if high - low < 1e-12 * max(abs(low), abs(high), 1e-300):
         margin = abs(low) / 2 or 1.0
-        low, high = low - margin, high + margin
+        low = low - margin
+        high = high + margin
     at_least = (high - low) / max_ticks
     power = 10.0 ** math.floor(math.log10(at_least))  # the step is the next of 1, 2, 5, 10, 20, 50 and so on
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= at_least * (1 - 1e-9))

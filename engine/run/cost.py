@@ -164,9 +164,11 @@ def _pop_complete(spans: deque[_Span]) -> float:
 
 SLOWER = 0.2  # than the median
 MIN_SECONDS = 0.005
-BLOCK_STEPS, BLOCKS = 10, 5
+BLOCK_STEPS = 10
+BLOCKS = 5
 STEPS = BLOCK_STEPS * BLOCKS
-LOADING, FORWARD_PASS = "loading the data", "the forward pass"
+LOADING = "loading the data"
+FORWARD_PASS = "the forward pass"
 
 
 class SlowRanks:
@@ -182,7 +184,8 @@ class SlowRanks:
 
     def __init__(self, compares_forward: bool, context: ProcessContext, record: RunRecord) -> None:
         self.causes = (LOADING, FORWARD_PASS) if compares_forward else (LOADING,)
-        self.context, self.record = context, record
+        self.context = context
+        self.record = record
         self._steps: list[Tensor] = []
         self._known: dict[str, int | str] | None = None
 

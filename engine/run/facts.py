@@ -98,7 +98,8 @@ class Model:
 
     def rates(self, images_per_second: float) -> list[str]:
         """['TFLOP/s: 307', 'MFU: 31.0%'], without the rates that are None."""
-        tflops, utilization = self.tflops_per_second(images_per_second), self.utilization(images_per_second)
+        tflops = self.tflops_per_second(images_per_second)
+        utilization = self.utilization(images_per_second)
         rates = [] if tflops is None else [f"TFLOP/s: {three_digits(tflops)}"]
         return rates if utilization is None else [*rates, f"MFU: {utilization:.1%}"]
 

@@ -25,9 +25,14 @@ from utils.notes import RANK_LOG, RUN_LOG, Note
 from utils.tables import MAX_COLUMNS
 
 # Levels of the notes for the screen, and of warnings that come first; what is only for the files has DEBUG.
-_NOTE, _MISLEADS = logging.INFO + 5, logging.WARNING + 5
-_MAX_LINES, _MAX_WARNINGS = 7, 3  # on the screen before the first step, below the recipe: in all, and of them
-_MIN_PATH_CHARS, _MIN_PROBLEM_CHARS = 30, 40  # that are shown
+_NOTE = logging.INFO + 5
+_MISLEADS = logging.WARNING + 5
+# on the screen before the first step, below the recipe: in all, and of them
+_MAX_LINES = 7
+_MAX_WARNINGS = 3
+# that are shown
+_MIN_PATH_CHARS = 30
+_MIN_PROBLEM_CHARS = 40
 _TABLE = "is_table"  # an attribute of log records
 _MARK = "----- "  # of lines in the files that are no steps
 _OPTION = re.compile(r"\s-[a-z_]+[ =]")  # to type
@@ -136,8 +141,10 @@ class RunLogger:
     """
 
     def __init__(self, context: ProcessContext, shows_all: bool = False) -> None:
-        self.record, self.started = RunRecord(context.is_main), time.perf_counter()
-        self._run, self._rank = _new_logger(RUN_LOG), _new_logger(RANK_LOG)
+        self.record = RunRecord(context.is_main)
+        self.started = time.perf_counter()
+        self._run = _new_logger(RUN_LOG)
+        self._rank = _new_logger(RANK_LOG)
         self._files = [(self._rank, f"log_{context.rank}.txt" if context.world_size > 1 else LOG, _new_buffer())]
         self._console = _Console(self.record, shows_all) if context.is_main else None
         self._run.addHandler(self._console or logging.NullHandler())  # without a handler, Python prints warnings

@@ -188,7 +188,9 @@ class BackgroundLogger:
     """
 
     def __init__(self, name: str, logger: Any, warn: _Log) -> None:
-        self.name, self.logger, self._warn = name, logger, warn
+        self.name = name
+        self.logger = logger
+        self._warn = warn
         self._thread = DaemonPool(1)
         self._has_warned = self._cannot_start = False
 

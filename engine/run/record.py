@@ -35,16 +35,23 @@ from utils.files import (
 from utils.metric_table import METRICS, with_old_names
 from utils.notes import LAUNCH_FOLDER, STATUS, UNFINISHED
 
-RUN, ROWS, TABLE, LOG = "run.json", "metrics.jsonl", "metrics.csv", "log.txt"
+RUN = "run.json"
+ROWS = "metrics.jsonl"
+TABLE = "metrics.csv"
+LOG = "log.txt"
 REPORT = "report.html"
 DETAILS = "details"  # a folder: a training batch, the curves, TensorBoard's events
 TRAIN_BATCH = f"{DETAILS}/train_batch.png"  # images that the run was trained on
 SUSPECTS = "suspects/suspects.csv"  # images whose label may be wrong; beside it the first ones' PICTURES
-EVALUATION, TEST_EVALUATION = "evaluation", "evaluation-test"  # folders; their files:
+# folders; their files:
+EVALUATION = "evaluation"
+TEST_EVALUATION = "evaluation-test"
 GROUPS = "groups"  # a folder in them, of the means of groups
-SUMMARY, TABLES, PER_IMAGE, CONFUSION, PICTURES = (
-    "summary.json", "tables.json", "per_image.csv", "confusion.csv", "pictures",
-)  # fmt: skip
+SUMMARY = "summary.json"
+TABLES = "tables.json"
+PER_IMAGE = "per_image.csv"
+CONFUSION = "confusion.csv"
+PICTURES = "pictures"
 MISTAKES = ("index", "path", "true", "predicted", "probability", "true_probability", "loss")  # columns
 MAX_CHARS = 1000  # of a warning
 Row = dict[str, Any]
@@ -132,7 +139,8 @@ class RunRecord:
                 "warnings": dict(Counter(before["warnings"]) + Counter(self.values["warnings"])),
                 **values,
             }
-            self._folder, self.resume_command = folder, resume_command
+            self._folder = folder
+            self.resume_command = resume_command
             if self.is_main:
                 self._write({})
                 if launch := os.environ.get(LAUNCH_FOLDER):
@@ -223,7 +231,8 @@ class RunRecord:
 
         Damaged rows are left out: a copy keeps the file as it was, and the returned warning, else empty, says so.
         """
-        path, original = self.folder / ROWS, self.folder / "metrics.damaged.jsonl"
+        path = self.folder / ROWS
+        original = self.folder / "metrics.damaged.jsonl"
         rows, damaged = read_metrics(self.folder)
         warning = ""
         if damaged:

@@ -57,9 +57,11 @@ def step_lines(
         format_speed(known["images_per_second"]),
         f"{three_digits(known['peak_memory_bytes'] / 1e9)}G",
     ]
-    wait, launch_bound = known["data_wait_share"], known["launch_bound_share"]
+    wait = known["data_wait_share"]
+    launch_bound = known["launch_bound_share"]
     left = seconds_left or 0.0
-    norm, mean_norm = latest.grad_norm or 0.0, average.grad_norm or 0.0
+    norm = latest.grad_norm or 0.0
+    mean_norm = average.grad_norm or 0.0
     unusual = texts_of(
         (wait >= _MIN_DATA_WAIT_SHARE, f"wait {wait:.0%}"),
         (launch_bound > _MIN_LAUNCH_BOUND_SHARE, f"launch-bound {launch_bound:.0%}"),
@@ -161,7 +163,8 @@ class Reporter(Observer):
         """
         assert self._bar is not None
         self._bar.update()
-        is_last, is_first = progress.done_steps == progress.steps, self._first is None
+        is_last = progress.done_steps == progress.steps
+        is_first = self._first is None
         is_due = progress.done_steps % self.report_freq == 0 or is_last
         if is_due or is_first:
             row = self._report(progress)
@@ -235,7 +238,9 @@ class Reporter(Observer):
 
     def after_evaluation(self, progress: EpochProgress, evaluated: Evaluated) -> None:
         """Adds the row of the evaluation."""
-        epoch, metrics, is_best = evaluated.epoch, evaluated.metrics, evaluated.is_best
+        epoch = evaluated.epoch
+        metrics = evaluated.metrics
+        is_best = evaluated.is_best
         values = {f"val/{name}": value for name, value in metrics.known.items()}
         if evaluated.raw:
             values |= {f"raw_val/{name}": value for name, value in evaluated.raw.known.items()}

@@ -33,7 +33,9 @@ def find_batch_size(config: Config, context: ProcessContext) -> tuple[int, Note]
 
     Raises UserError: on all ranks; not one image fits, a CPU has no limit, or the weights are sharded.
     """
-    data, device, strategy = config.data, context.device, config.parallel.strategy
+    data = config.data
+    device = context.device
+    strategy = config.parallel.strategy
     if context.world_size > 1 and strategy != "ddp":
         raise UserError(f"-batch_size=auto: PARALLEL.STRATEGY {strategy} shards the weights; give a size")
     limit, before = _memory_limit(data, device)

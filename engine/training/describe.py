@@ -54,7 +54,8 @@ def notes_on_weights(weights: Fitted, classes: HeadClasses, has_solved_head: boo
 
 
 def notes_on_teacher(teacher: Teacher) -> list[Note]:
-    data, fitted = teacher.data, teacher.fitted
+    data = teacher.data
+    fitted = teacher.fitted
     seen = f"{data.image_size} pixels, mean {list(data.imagenet_mean)}, std {list(data.imagenet_std)}"
     about = Note("screen", f"{teacher.name}, weights: {fitted.source}, {seen}")
     return [note.on("Teacher") for note in (about, *fitted.remarks)]
@@ -108,8 +109,12 @@ def notes_on_batches(layout: EpochLayout) -> list[Note]:
 
 def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
     """Warnings of options that do not fit the size of this run, or this device."""
-    train, layout, model = state.config.train, state.layout, state.config.model
-    epochs, rate, optimizer = train.num_epochs, train.base_lr, train.optimizer.name
+    train = state.config.train
+    layout = state.layout
+    model = state.config.model
+    epochs = train.num_epochs
+    rate = train.base_lr
+    optimizer = train.optimizer.name
     is_sgd = optimizer.lower() in ("sgd", "nesterov", "momentum")
     has_constant_decay = train.model_ema and train.model_ema_warmup is not True
     initial = train.model_ema_decay ** (epochs * layout.steps_per_epoch)
@@ -166,7 +171,9 @@ def describe_on_screen(
     state: TrainState, fitted: Fitted, data: TrainingData, resumed: EpochProgress | None
 ) -> list[str]:
     """The lines of the screen before the first step: data, model, and the training. resumed: the position."""
-    config, train, layout = state.config, state.config.train, state.layout
+    config = state.config
+    train = state.config.train
+    layout = state.layout
     weights = "random weights"
     if resumed:
         weights = f"resumed at epoch {resumed.epoch + 1}, step {resumed.done_steps}"

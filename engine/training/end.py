@@ -33,7 +33,9 @@ _MAX_NAMED = 20  # unreadable test images, in the result
 
 def finish_run(command: Command, trainer: Trainer) -> int:
     """Evaluates the best checkpoint, records the result and logs it; returns the exit status. A collective call."""
-    position, record, best = trainer.position, trainer.record, trainer.position.best
+    position = trainer.position
+    record = trainer.record
+    best = trainer.position.best
     _record_training(trainer)
     try:
         if position.has_ended and best:
@@ -74,8 +76,13 @@ def finish_run(command: Command, trainer: Trainer) -> int:
 
 def _record_training(trainer: Trainer) -> None:
     """The result as far as the training has it; run.json has it before the evaluation, which may fail."""
-    position, record, folder = trainer.position, trainer.record, trainer.outputs.folder
-    best, clock, model, epoch = position.best, position.clock, trainer.reporter.model, position.progress.epoch
+    position = trainer.position
+    record = trainer.record
+    folder = trainer.outputs.folder
+    best = position.best
+    clock = position.clock
+    model = trainer.reporter.model
+    epoch = position.progress.epoch
     reason = None
     if best and position.has_ended and position.stops_early(epoch):
         patience = f"TRAIN.PATIENCE: {trainer.config.train.patience}"
@@ -110,7 +117,10 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
     Writes the evaluation files of the test images, and of the validation unless the run has written them: with the
     results of the epoch, which a run that is resumed after it does not have, so that it evaluates the checkpoint.
     """
-    config, outputs, context, test = trainer.config, trainer.outputs, trainer.context, trainer.plan.test
+    config = trainer.config
+    outputs = trainer.outputs
+    context = trainer.context
+    test = trainer.plan.test
     known = outputs.evaluation.values
     kept = trainer.report.best  # on the main process
     is_known = known.get("epoch") == epoch and known.get("attention", NOT_DRAWN) != NOT_DRAWN
@@ -141,7 +151,8 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int
     Unreadable images are skipped and listed: they must not turn a finished training into a failed one.
     """
     config = trainer.config.with_data(on_bad_image="skip")
-    logger, bad_images = trainer.logger, trainer.session.bad_images
+    logger = trainer.logger
+    bad_images = trainer.session.bad_images
     unknown = dict.fromkeys((*METRICS, "samples", "unreadable", "unreadable_images", "error"))
     started = time.perf_counter()
     try:
@@ -209,7 +220,9 @@ def _say_what_follows(end: End, resume: str, command: Command, trainer: Trainer)
     """Logs the verdict, and the commands that follow. resume: the one that continues the run."""
     from engine.report.verdict import verdict_of  # late, as the page
 
-    logger, record, report = trainer.logger, trainer.record, trainer.report
+    logger = trainer.logger
+    record = trainer.record
+    report = trainer.report
     result = record.values["result"]
     verdict, advised = verdict_of(report.contents)
     if verdict:

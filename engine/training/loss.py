@@ -196,7 +196,8 @@ def build_step_loss(
     teacher = build_teacher(config, precision, class_names)
     if set_distilled_training := getattr(student, "set_distilled_training", None):
         set_distilled_training(True)
-    tau, alpha = options.distillation_tau, options.distillation_alpha
+    tau = options.distillation_tau
+    alpha = options.distillation_alpha
     compare = partial(soft_targets, tau=tau) if options.distillation_type == "soft" else hard_targets
 
     def loss(outputs: Outputs, targets: Tensor, images: Tensor) -> Tensor:
@@ -260,11 +261,14 @@ class Teacher:
         """
         precision.set_norm_dtypes(model)
         self.model = precision.compute_copy(model).requires_grad_(False).eval()
-        self.name, self.fitted, self.data = name, fitted, own
+        self.name = name
+        self.fitted = fitted
+        self.data = own
         self.precision = precision
         self.size = own.input_size
         self._outputs = torch.tensor(outputs, device=precision.device)
-        mean, std = np.array(own.imagenet_mean), np.array(own.imagenet_std)
+        mean = np.array(own.imagenet_mean)
+        std = np.array(own.imagenet_std)
         values = np.stack([student.imagenet_std / std, (student.imagenet_mean - mean) / std])
         # From the student's normalization, (C, 1, 1)
         self._factor, self._offset = torch.from_numpy(values).float().to(precision.device)[..., None, None]

@@ -32,7 +32,8 @@ from utils.files import read_json
 from utils.notes import SWEEP, Note
 from utils.system import seconds_since_start
 
-_TIMED_STEPS, _MAX_TIMED_BATCHES = 20, 16
+_TIMED_STEPS = 20
+_MAX_TIMED_BATCHES = 16
 _MAX_SHARE = 0.1  # of the time of a run, for the timed steps; half as much for more than four batches of an evaluation
 _END_SECONDS = 4.0  # for the pictures and the page at the end
 _USED_SHARE = 0.97  # of the time for steps and evaluations
@@ -92,7 +93,9 @@ class NextPlans(Observer):
     """TRAIN.MINUTES: changes the horizon of the run after an epoch, by the speed of its last steps and evaluation."""
 
     def __init__(self, session: Session, outputs: RunOutputs) -> None:
-        self._plan, self._position, self._outputs = session.plan, session.position, outputs
+        self._plan = session.plan
+        self._position = session.position
+        self._outputs = outputs
         self._steps = deque[float](maxlen=session.position.progress.steps + 1)  # seconds
         self._evaluation = session.plan.evaluation_seconds
 
@@ -104,7 +107,9 @@ class NextPlans(Observer):
 
     def before_evaluation(self, progress: EpochProgress) -> None:
         """Keeps the plan while a later one is known, which a resumed run repeats."""
-        done, horizon, context = progress.epoch + 1, self._position.horizon, self._outputs.reporter.context
+        done = progress.epoch + 1
+        horizon = self._position.horizon
+        context = self._outputs.reporter.context
         steps = [*self._steps][1:]  # the first one has waited for workers and kernels
         is_open = horizon.plans == horizon.plans_in_use and done > horizon.plans[-1][0]
         if not (is_open and steps and self._evaluation):
@@ -125,7 +130,9 @@ class NextPlans(Observer):
         They stay if they miss it by at most half an epoch, or 2%. done: epochs. steps, evaluation: seconds of the steps
         of an epoch, and of an evaluation.
         """
-        plan, train, num_epochs = self._plan, self._plan.config.train, self._position.horizon.num_epochs
+        plan = self._plan
+        train = self._plan.config.train
+        num_epochs = self._position.horizon.num_epochs
         assert train.minutes
         seconds = 60 * train.minutes
         epoch = steps + evaluation / plan.config.validate_freq
@@ -155,7 +162,8 @@ def _time_evaluations(plan: Plan, state: TrainState, step: float, seconds: float
 
     step: seconds. seconds: for more than four batches.
     """
-    config, context = state.config, state.context
+    config = state.config
+    context = state.context
     images = len(plan.val)
     size = config.data.eval_batch_size
     longest = step * size * context.world_size / plan.batch.global_size  # of a batch: less than in training
@@ -183,7 +191,8 @@ def evaluation_seconds(ends: list[float], timed: int, batch: int, images: int) -
 
     ends: its start and the ends of its batches, in seconds. batch: images of the first one, on all ranks.
     """
-    seconds, after_first = ends[-1] - ends[0], timed - batch
+    seconds = ends[-1] - ends[0]
+    after_first = timed - batch
     per_image = (ends[-1] - ends[1]) / after_first if after_first > 0 else seconds / timed
     return seconds + (images - timed) * per_image
 
@@ -194,7 +203,8 @@ def epochs_in(seconds: float, step: float, pause: float, steps_per_epoch: int) -
     step, pause: seconds of a step, and between two epochs. Where no number of epochs uses so much, as few short epochs,
     it is the one that uses most.
     """
-    fewest, choices = max(1, int(seconds / (steps_per_epoch * step + pause))), list[tuple[float, int, int]]()
+    fewest = max(1, int(seconds / (steps_per_epoch * step + pause)))
+    choices = list[tuple[float, int, int]]()
     for epochs in range(fewest, 2 * fewest + 2):
         steps = min(max(1, int((seconds / epochs - pause) / step)), steps_per_epoch)
         used = epochs * (steps * step + pause)

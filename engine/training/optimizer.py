@@ -237,7 +237,8 @@ class BatchedMuon(muon.Muon):
 
     def _update_together(self, parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
         """timm's update of B parameters of one shape (out, in, ...), as B matrices (out, in)."""
-        lr, momentum = group["lr"], group["momentum"]
+        lr = group["lr"]
+        momentum = group["momentum"]
         buffers = [self.state[one]["momentum_buffer"] for one in parameters]
         torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
         torch._foreach_lerp_(buffers, gradients, 1 - momentum)
@@ -283,7 +284,8 @@ class Schedule:
 
     def lr_at(self, step: float) -> float:
         """The learning rate of optimizer step `step`, counted from 0."""
-        options, decay = self.options, self.options.lr_scheduler
+        options = self.options
+        decay = self.options.lr_scheduler
         factor = lr_factor(options, self.images_per_step)
         start_lr = options.warmup_start_lr * factor
         end_lr = options.end_lr * factor

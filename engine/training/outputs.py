@@ -62,9 +62,12 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
 
     Raises UserError: the folder cannot be created, or another host does not see it; or as `refuse_other_images`.
     """
-    plan, context, position = session.plan, session.state.context, session.position
+    plan = session.plan
+    context = session.state.context
+    position = session.position
     command = replace(command, config=plan.config)
-    found, progress = plan.found, position.progress
+    found = plan.found
+    progress = position.progress
     names = plan.class_names or names_of_labels(plan.train, plan.config.model.num_logits)
     values = describe_data(plan.config.data, names)
     if found:
@@ -94,7 +97,8 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
 
 def refuse_other_images(command: Command, session: Session, logger: RunLogger) -> None:
     """Raises UserError: the run has ended with another number of images, or other validation images; collective."""
-    found, position = session.plan.found, session.position
+    found = session.plan.found
+    position = session.position
     if found and found.run_folder and position.has_ended:
         call_on_main(partial(_check_record, found, position, command, logger), session.state.context)
 
@@ -138,8 +142,10 @@ def open_profile(command: Command, session: Session, logger: RunLogger) -> RunOu
 
 def _outputs(session: Session, folder: Path, logger: RunLogger) -> RunOutputs:
     session.bad_images.open(folder)
-    config, state = session.plan.config, session.state
-    layout, precision = state.layout, state.precision
+    config = session.plan.config
+    state = session.state
+    layout = state.layout
+    precision = state.precision
     reporter = Reporter(
         state.context,
         logger,
@@ -172,10 +178,12 @@ class ImagesTable(Observer):
 
     def write(self, weights: str | Path | None) -> None:
         """A collective call. weights: of the run to compare with."""
-        plan, outputs = self.plan, self.outputs
+        plan = self.plan
+        outputs = self.outputs
         is_same = plan.found is not None
         context = outputs.reporter.context
-        data, logger = plan.config.data, outputs.logger
+        data = plan.config.data
+        logger = outputs.logger
         self.written = write_images(plan.splits, outputs.folder, weights, is_same, data, context, logger, self.written)
 
 
@@ -192,7 +200,9 @@ class RunReport(Observer):
     """
 
     def __init__(self, outputs: RunOutputs, config: Config, horizon: Horizon) -> None:
-        self.outputs, self.config, self.horizon = outputs, config, horizon
+        self.outputs = outputs
+        self.config = config
+        self.horizon = horizon
         self.best: Evaluated | None = None  # whose files are not written, without its model
         self._is_end = False
         self._failed = list[Callable[[], None]]()

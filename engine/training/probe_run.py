@@ -27,8 +27,12 @@ def run_probe(trainer: Trainer) -> None:
     Raises:
         UserError: the head is not one linear layer; or as `solve_head`.
     """
-    plan, outputs, progress, config = trainer.plan, trainer.outputs, trainer.progress, trainer.config
-    weights, session = trainer.state.precision.weights, trainer.session
+    plan = trainer.plan
+    outputs = trainer.outputs
+    progress = trainer.progress
+    config = trainer.config
+    weights = trainer.state.precision.weights
+    session = trainer.session
     if not linear_head(weights.saved):
         raise UserError(f"MODEL.TUNE probe: the head of {config.model.name} is not one linear layer; set it to head")
     with trainer.started():
@@ -65,7 +69,8 @@ def solve_new_head(plan: Plan, context: ProcessContext, logger: RunLogger) -> So
 
     A head of zeros is a new one. A collective call. Raises UserError as `solve_head`.
     """
-    config, options = plan.config, plan.config.model
+    config = plan.config
+    options = plan.config.model
     if plan.found or options.head != "probe" or options.solves_head or not options.pretrained:
         return None
     purpose = replace(FINE_TUNE, head_rows=match_classes(plan).rows)

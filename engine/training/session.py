@@ -187,7 +187,8 @@ def build_train_state(
     model: as from `initial_model`. targets, class_names: of the training data; None in a trial, which has none.
     Raises UserError: an option does not work with this model, device or strategy.
     """
-    train, device = config.train, context.device
+    train = config.train
+    device = context.device
     strategy = build_strategy(config.parallel, context)
     precision = Precision(config.amp, device, strategy.total_norm, strategy.is_sharded)
     precision.check_ranks(context)
@@ -285,8 +286,10 @@ def _check_batch_norms(meta_model: nn.Module, config: Config, num_ranks: int) ->
 
 def match_classes(plan: Plan) -> HeadClasses:
     """The classes of a new run's data in the head of its weights."""
-    data, options = plan.config.data, plan.config.model
-    class_names, record = plan.class_names, plan.start
+    data = plan.config.data
+    options = plan.config.model
+    class_names = plan.class_names
+    record = plan.start
     if not class_names or plan.found or not options.pretrained:
         return HeadClasses()
     if record.class_names:

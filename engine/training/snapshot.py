@@ -133,7 +133,8 @@ def take_snapshot(
     state: TrainState, position: RunPosition, class_names: Sequence[str] | None, split: dict[str, Any] | None
 ) -> dict[str, Any]:
     """The content of a checkpoint, see `Strategy.gather`; a collective call. split: its entry."""
-    average, progress = state.average, position.progress
+    average = state.average
+    progress = position.progress
     content = {
         "model": state.precision.weights.saved.state_dict(),
         AVERAGE: average.module.state_dict() if average else None,
@@ -179,10 +180,14 @@ def space_notes(state: TrainState, run_folder: Path | None) -> list[Note]:
     run_folder: of the run that is resumed; None for a new one in the folder SAVE, which may not exist yet.
     Raises Unavailable: not even one without moments fits.
     """
-    saved, average = state.precision.weights.saved, state.average
+    saved = state.precision.weights.saved
+    average = state.average
     models = [saved.state_dict(), average.module.state_dict() if average else {}]
-    weights, moments = tensor_bytes(models) / 1e6, 2 * 4 * count_parameters(saved)[1] / 1e6
-    size, kept = weights + moments, 3 + state.config.keep_checkpoints  # last, previous, best
+    weights = tensor_bytes(models) / 1e6
+    moments = 2 * 4 * count_parameters(saved)[1] / 1e6
+    # last, previous, best
+    size = weights + moments
+    kept = 3 + state.config.keep_checkpoints
     need = f"about {size:,.1f} MB each, at most {kept} kept"
     folder = run_folder or Path(state.config.save)
     disk = shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists()))
@@ -203,7 +208,8 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
 
     Raises UserError: the options of the run do not fit the checkpoint.
     """
-    config, schedule = state.config, state.schedule
+    config = state.config
+    schedule = state.schedule
     if found is None:
         progress = state.new_progress(config.train.last_epoch)
         return RunPosition(config, state.horizon, progress, TrainClock(logger.started))
@@ -259,7 +265,8 @@ _SHAPING = ("MODEL.", "DATA.IMAGE_", "TRAIN.LAYER_DECAY", "TRAIN.HEAD_LR_SCALE",
 
 def _check_options(config: Config, epoch: int, changed: dict[str, tuple[Any, Any]]) -> None:
     """epoch: of the checkpoint."""
-    last_epoch, num_epochs = config.train.last_epoch, config.train.num_epochs
+    last_epoch = config.train.last_epoch
+    num_epochs = config.train.num_epochs
     unused = [key for key in changed if changes_training(key)]
     if epoch == num_epochs and unused:
         raise UserError(
@@ -276,7 +283,8 @@ def _check_options(config: Config, epoch: int, changed: dict[str, tuple[Any, Any
 
 
 def _load_state(state: TrainState, checkpoint: dict[str, Any], changed: Collection[str]) -> None:
-    strategy, weights = state.strategy, state.precision.weights
+    strategy = state.strategy
+    weights = state.precision.weights
     try:
         strategy.load_model_state(weights.saved, checkpoint["model"])
         weights.sync_after_load()

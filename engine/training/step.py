@@ -119,10 +119,12 @@ def train_steps(
     window. With a fused optimizer, the host waits only in `after_step`, and when the GPU is more than two steps behind.
     Raises NonFiniteGradients: on all ranks. The last of those steps does not count as done.
     """
-    precision, config = state.precision, state.config
+    precision = state.precision
+    config = state.config
     set_training(precision.weights.compute, config.model)
     while progress.done_steps < stop_step:
-        step, window = progress.step, progress.window
+        step = progress.step
+        window = progress.window
         progress.lr = state.schedule.lr_at(step)
         set_lr(state.optimizer, progress.lr)
         if state.average:
@@ -170,7 +172,8 @@ def forward_backward(state: TrainState, batch: Batch, step: int, micro_step: int
 
 def _explain_skips(state: TrainState, batch: Batch, step: int, window: int) -> str:
     """Repeats the last micro-step to find the first non-finite module; a collective call."""
-    precision, weights = state.precision, state.precision.weights
+    precision = state.precision
+    weights = state.precision.weights
     weights.save_batch_stats()
     with state.strategy.no_sync(state.wrapped), run_eagerly():
         found = first_non_finite(

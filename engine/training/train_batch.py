@@ -19,16 +19,25 @@ from engine.training.outputs import RunOutputs
 from engine.training.session import Session
 from utils.errors import on_one_line, shortened
 
-_MAX_IMAGES, _COLUMNS, _MAX_CLASSES, _MAX_NAME_CHARS = 16, 4, 4, 18  # classes of an image: the largest shares
+# classes of an image: the largest shares
+_MAX_IMAGES = 16
+_COLUMNS = 4
+_MAX_CLASSES = 4
+_MAX_NAME_CHARS = 18
 _LETTERS = str.maketrans({"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "ı": "i"})
-_SIDE, _GAP, _LINE, _FONT = 160, 4, 16, 12  # pixels: of an image, between images, of a line of text
+# pixels: of an image, between images, of a line of text
+_SIDE = 160
+_GAP = 4
+_LINE = 16
+_FONT = 12
 
 
 class TrainBatch(Observer):
     """Draws a grid of the next batch of the main process after its step, unless the run has the picture."""
 
     def __init__(self, session: Session, outputs: RunOutputs) -> None:
-        self._plan, self._logger = session.plan, outputs.logger
+        self._plan = session.plan
+        self._logger = outputs.logger
         self._path = outputs.folder / TRAIN_BATCH
         self._kept = list[Tensor]()
         if session.state.context.is_main and not self._path.is_file():  # a hook: nothing is augmented or mixed twice
@@ -50,7 +59,8 @@ class TrainBatch(Observer):
         pixels = values.round().nan_to_num(0).clamp(0, 255).to(torch.uint8)
         is_sample = ~is_padding(targets)  # other positions of the batch are left out
         texts = [target_text(target, self._plan.class_names) for target in targets[is_sample]]
-        width, height = _SIDE + _GAP, _SIDE + _GAP + _LINE * max((text.count("\n") + 1 for text in texts), default=0)
+        width = _SIDE + _GAP
+        height = _SIDE + _GAP + _LINE * max((text.count("\n") + 1 for text in texts), default=0)
         grid = Image.new("RGB", (_COLUMNS * width - _GAP, _LINE + math.ceil(len(texts) / _COLUMNS) * height), "white")
         ImageDraw.Draw(grid).text((0, 0), f"Epoch {progress.epoch + 1}, step {progress.done_steps}", "black", font)
         for number, (crop, text) in enumerate(zip(pixels[is_sample], texts, strict=True)):

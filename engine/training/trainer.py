@@ -53,9 +53,14 @@ class Trainer:
         self.plan = session.plan
         self.state = session.state
         self.position = session.position
-        self.config, self.context = self.plan.config, self.state.context
-        self.logger, self.record, self.reporter = outputs.logger, outputs.record, outputs.reporter
-        config, context, is_main = self.config, self.context, self.context.is_main
+        self.config = self.plan.config
+        self.context = self.state.context
+        self.logger = outputs.logger
+        self.record = outputs.record
+        self.reporter = outputs.reporter
+        config = self.config
+        context = self.context
+        is_main = self.context.is_main
         self.split_entry = split_to_entry(self.plan.split)
         self.max_steps = config.train.max_steps or sys.maxsize
         # Sharded models gather weights in the forward pass, and DDP sends buffers: they wait for other ranks.
@@ -76,7 +81,8 @@ class Trainer:
             # `Strategy.gather` copies a sharded state.
             self.writer = CheckpointWriter(outputs.folder, config.keep_checkpoints, self._on_written, is_sharded)
             # A launcher may kill the run a second after the signal, while it is being saved.
-            update, thread = partial(self.record.update, state="stopping"), DaemonPool(1)
+            update = partial(self.record.update, state="stopping")
+            thread = DaemonPool(1)
             self.trigger.signals.on_first = lambda name: thread.submit(partial(update, signal=name))
         self.observers = self._observers()
 
@@ -110,7 +116,8 @@ class Trainer:
 
     def train(self) -> None:
         """Trains to the last epoch, to `TRAIN.MAX_STEPS`, or until a signal arrives."""
-        session, progress = self.session, self.progress
+        session = self.session
+        progress = self.progress
         batches: Iterator[Batch] = iter(())
         if not self.position.has_ended:  # the workers start
             horizon = self.position.horizon
@@ -251,7 +258,8 @@ class Trainer:
 
         The raw weights are evaluated beside an average: with EVAL_RAW in each evaluation, else in the last one.
         """
-        state, position = self.state, self.position
+        state = self.state
+        position = self.position
         num_epochs = position.horizon.num_epochs
         title = f"Epoch[{epochs_done:03d}/{num_epochs:03d}], " if epochs_done else "Probe, "
         model = state.eval_model

@@ -17,7 +17,9 @@ from models.weights.read import WeightsFile
 from utils.errors import UserError
 from utils.notes import Note
 
-_MAX_PREFIX, _MAX_PREFIXES = 8, 32  # parts of a prefix; prefixes of an entry
+# parts of a prefix; prefixes of an entry
+_MAX_PREFIX = 8
+_MAX_PREFIXES = 32
 _ROOT = "the file itself"
 # Modules that PyTorch puts around parts of a model: torch.compile, FSDP, activation checkpointing
 _WRAPPERS = re.compile(r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -125,7 +127,8 @@ def _without_second_networks(chosen: list[Candidate]) -> list[Candidate]:
 
 def find_candidates(weights: WeightsFile, model: nn.Module, options: Model) -> list[Candidate]:
     """The entries and prefixes that have tensors of the model. Raises UserError: none has a fourth of them."""
-    own, body = model.state_dict(), body_names(model)
+    own = model.state_dict()
+    body = body_names(model)
     convert = partial(to_model_names, model)
     if weights.kind == PADDLE:
         convert = partial(paddle_to_timm, weights.file, options, model)

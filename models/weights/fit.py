@@ -212,7 +212,8 @@ class Pairs:
         """
         if "pos_embed" not in self.own.keys() & self.state.keys():
             return
-        source, target = self.state["pos_embed"], self.own["pos_embed"]
+        source = self.state["pos_embed"]
+        target = self.own["pos_embed"]
         patches = getattr(self.model, "patch_embed", None)
         grid = list(getattr(patches, "grid_size", None) or ())
         if source.ndim != 3 or not grid:
@@ -358,7 +359,8 @@ def _check_tensors(weights: WeightsFile, pairs: Pairs, name: str) -> State:
     Raises UserError if a tensor is missing, or its shape, dtype or values are wrong; if a part of the model apart from
     its heads, such as `blocks`, or the input of the blocks, has tensors in the file that the model lacks.
     """
-    own, state = pairs.own, pairs.state
+    own = pairs.own
+    state = pairs.state
     fix = weights.advice(name) or f"give weights of {name}, or set MODEL to match (-model=NAME)"
 
     def refuse(names: list[str], what: str, remedy: str = fix) -> None:

@@ -219,7 +219,8 @@ def _size_of_positions(state: State, prefix: str, published: Any) -> int | None:
         return None
     if patch is None or patch.ndim != 4 or patch.shape[1] not in (1, 3):  # channels of images
         return None
-    tokens, length = positions.shape[1], patch.shape[3]
+    tokens = positions.shape[1]
+    length = patch.shape[3]
     others = [state.get(f"{prefix}{name}", positions[:0, :0]) for name in ("cls_token", "dist_token", "reg_token")]
     patches = tokens - sum(token.shape[1] for token in others if token.ndim == 3)
     grid = math.isqrt(max(patches, 0))
@@ -305,7 +306,8 @@ def map_tensor(record: TensorRecord) -> Tensor:
 
 
 def _read_pickled(weights: WeightsFile) -> Tensors:
-    file, content = weights.file, weights.content
+    file = weights.file
+    content = weights.content
     if weights.own_options and is_zipfile(file):  # another program may have told torch to write no CRC-32
         verify_archive(file)
     from_numpy = _as_tensor if weights.kind == PADDLE else torch.from_numpy

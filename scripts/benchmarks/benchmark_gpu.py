@@ -48,7 +48,8 @@ class Measurement(NamedTuple):
     limit_seconds: int = 60
 
 
-O1, O2 = "O1-bf16", "O2-bf16"
+O1 = "O1-bf16"
+O2 = "O2-bf16"
 WHOLE = "-compile -opts TRAIN.COMPILE=model"
 PARTS = {
     "O1": Measurement(O1),

@@ -55,7 +55,8 @@ PAIRS = [tuple(FIRST_STEPS), ("-eval", "validate.py"), ("-predict", "inference.p
 ENDLESS_EPOCHS = 10**6
 EPOCH = 20_000  # links of the loaders: long enough that pauses between epochs do not count
 NUM_CLASSES = 1000
-OURS, TIMM = "ours", "timm create_loader"
+OURS = "ours"
+TIMM = "timm create_loader"
 LOADERS = [(OURS, TIMM)]
 
 
@@ -145,7 +146,8 @@ def measure_turn(
         while time.perf_counter() < started + seconds:
             images += next(stream)
         synchronize(device)
-        elapsed, cpu_seconds = time.perf_counter() - started, group_cpu_seconds(os.getpgrp()) - cpu_before
+        elapsed = time.perf_counter() - started
+        cpu_seconds = group_cpu_seconds(os.getpgrp()) - cpu_before
         return {SPEED: images / elapsed, PER_CPU: images / max(cpu_seconds, 0.01)}
 
 

@@ -215,7 +215,8 @@ def add_timm_flag(parser: argparse.ArgumentParser) -> None:
 
 def check_comparable(config: Config) -> None:
     """Raises UserError if timm's train.py has no equivalent of the configuration."""
-    model, train = config.model, config.train
+    model = config.model
+    train = config.train
     unsupported = model.tune, train.layer_decay, train.head_lr_scale, config.loss, train.lr_scheduler
     if unsupported != ("full", None, 1, Loss(), LRScheduler()):
         raise UserError(

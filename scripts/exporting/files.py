@@ -41,7 +41,9 @@ from utils.files import indented_json, tensor_bytes
 
 _MAX_ONNX_BYTES = 2_000_000_000  # of a file: protobuf's limit is 2 GiB
 _ROOT = Path(__file__).parents[2]
-_VIT, _VIT_WITH_STEM = "vit_base_patch16_224", "vit_stem"  # names whose arguments can all be given
+# names whose arguments can all be given
+_VIT = "vit_base_patch16_224"
+_VIT_WITH_STEM = "vit_stem"
 # timm describes its own weights: only these keys are true of the model.
 _KEPT_OF_TIMM = ("architecture", "input_size", "fixed_input_size", "pool_size", "first_conv", "classifier")
 _STEM_OF_TRANSFORMERS = {

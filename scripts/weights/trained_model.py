@@ -154,7 +154,8 @@ def open_trained(command: Command, context: ProcessContext) -> TrainedModel:
             f"the validation images are needed to check the result: {error} (-data_path=FOLDER names their folder, "
             "-dataset=NAME their kind; export.py -no_check needs no images)",
         ) from None
-    samples, config = plan.samples, plan.config
+    samples = plan.samples
+    config = plan.config
     trained = _trained_model(config, weights_record(config.model, source=command.source), plan.notes)
     names = trained.class_names
     if not names and samples.has_class_names and len(samples.class_names) == config.model.num_classes:

@@ -14,12 +14,15 @@ from utils.metric_table import METRICS
 
 def test_metric_sums_count_each_sample_once(cpu):
     torch.manual_seed(0)
-    logits, targets = torch.randn(23, 7), torch.randint(0, 7, (23,))
+    logits = torch.randn(23, 7)
+    targets = torch.randint(0, 7, (23,))
     sums = MetricSums(cpu.device)
     for start in range(0, 24, 6):
-        batch, labels = logits[start : start + 6], targets[start : start + 6]
+        batch = logits[start : start + 6]
+        labels = targets[start : start + 6]
         padding = 6 - len(batch)
-        batch, labels = torch.cat([batch, torch.zeros(padding, 7)]), torch.cat([labels, torch.full((padding,), -1)])
+        batch = torch.cat([batch, torch.zeros(padding, 7)])
+        labels = torch.cat([labels, torch.full((padding,), -1)])
         loss = nn.functional.cross_entropy(batch, labels, reduction="sum", ignore_index=-1)
         step = BatchSums.of(loss, batch, labels, 6 - padding)
         sums.add_step(step, torch.tensor(1.0), torch.tensor(False))
@@ -35,7 +38,8 @@ def test_an_image_with_several_labels_is_hit_once_by_its_most_probable_one(cpu):
 
     Image 2 has no label but positive logits, the last row is padding.
     """
-    down, up = [6, 5, 4, 3, 2, 1], [1, 2, 3, 4, 5, 6]
+    down = [6, 5, 4, 3, 2, 1]
+    up = [1, 2, 3, 4, 5, 6]
     logits = torch.tensor([down, up, up, down, [-1.0] * 6, [-1.0] * 6])
     targets = torch.tensor([[1, 1, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0], [0] * 6, [1, 0, 0, 0, 0, 1], [0] * 6, [-1] * 6])
     sums = MetricSums(cpu.device)

@@ -26,7 +26,8 @@ from models.fused_blocks import run_fused  # noqa: E402
 NVIDIA = [GPUTarget("cuda", number, 32) for number in (80, 89, 90, 100, 120)]  # 86 is 89 without 8-bit floats
 AMD = GPUTarget("hip", "gfx942", 64)
 CPU = torch.device("cpu")
-HALF, BF16 = torch.float16, torch.bfloat16
+HALF = torch.float16
+BF16 = torch.bfloat16
 MAX_SHARED = 99 * 1024  # bytes, of the consumers' GPUs
 MAX_REGISTERS = 65536  # of a program
 

@@ -50,7 +50,8 @@ def test_an_average_is_evaluated_and_read_by_pretrained(averaged_run, trained_di
     second = load_checkpoint(runs[1] / "best.pth")["model"]
     for name, tensor in torch.load(output)["model"].items():
         assert_close(tensor, (first[name] + second[name]) / 2)
-    known, expected = read_record(str(output)), read_record(str(averaged_run / "best.pth"))
+    known = read_record(str(output))
+    expected = read_record(str(averaged_run / "best.pth"))
     assert (known.class_names, known.preprocessing) == (expected.class_names, expected.preprocessing)
     argv = cli(f"-eval -cfg={averaged_run / 'config.yaml'} -pretrained={output} -output={tmp_path / 'eval'}")
     run_here(*argv)

@@ -264,7 +264,8 @@ def test_options_and_flags():
 def test_timms_model_is_ours_with_the_same_weights(cpu):
     options = cli("AMP.ENABLED=false MODEL.QKV_BIAS=false MODEL.MLP_RATIO=3 MODEL.DROPOUT=0.1")
     options.append("MODEL.ATTENTION_DROPOUT=0.2")
-    config, flags = config_of(*options), flags_of(*options)
+    config = config_of(*options)
+    flags = flags_of(*options)
     ours = build_state(config, cpu).precision.weights.master.eval()
     given = dict(text.split("=") for text in flags["model-kwargs"].split())
     arguments = {name: json.loads(text.lower()) for name, text in given.items()}

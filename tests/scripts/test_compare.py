@@ -30,7 +30,10 @@ from tests.datasets.sources.source_helpers import write_image
 from utils.metric_table import METRICS
 
 EQUAL_300 = 100 * 2**0.5 / 302
-SCIPY, STATSMODELS, CLUSTERED, EQUAL = [-1.25, 5.25], [-1.18, 5.18], [-1.66, 5.66], [-0.69, 0.69]
+SCIPY = [-1.25, 5.25]
+STATSMODELS = [-1.18, 5.18]
+CLUSTERED = [-1.66, 5.66]
+EQUAL = [-0.69, 0.69]
 
 POINT = "-metric=operating_point"
 CLASSES = ("class0", "class1")
@@ -77,7 +80,9 @@ def test_groups_of_a_paired_top1_are_left_out_one_by_one():
     """The jackknife by group, with the degrees of freedom of Pan and Wall, at most Kish's number of groups - 1."""
     new, old, groups = paired_hits()
     keep = np.random.default_rng(0).random(400) < np.repeat(np.linspace(0.2, 1, 50), 8)  # of unequal size
-    new, old, groups = new[keep], old[keep], groups[keep]
+    new = new[keep]
+    old = old[keep]
+    groups = groups[keep]
     gains = 100.0 * new - 100.0 * old
     without = np.array([gains[groups != one].mean() for one in np.unique(groups)])
     sizes = np.unique(groups, return_counts=True)[1]

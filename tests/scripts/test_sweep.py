@@ -151,7 +151,8 @@ def test_null_leaves_a_key_that_cannot_be_null_as_the_recipe_has_it():
 
 def test_a_run_with_the_options_of_a_member_is_no_member(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    sweep_folder, run = tmp_path / "sweep", tmp_path / "sweep/SEED=0-20260101-12-00"
+    sweep_folder = tmp_path / "sweep"
+    run = tmp_path / "sweep/SEED=0-20260101-12-00"
     run.mkdir(parents=True)
     member = config_for(f"-output={sweep_folder}", *DIGITS, "DATA.FOLD=0")
     assert f"SAVE: {sweep_folder}" in to_yaml(member)  # of an ordinary run

@@ -33,7 +33,9 @@ SEVERAL = ("mean_ap", "macro_f1", "auroc", "specificity", "micro_f1", "sample_f1
 KAPPAS = ("quadratic_kappa", "linear_kappa")
 OF_EACH_KIND = ("top1", "micro_f1", "macro_f1", "min_recall", "auroc", "mean_ap", "quadratic_kappa")
 PAIRED = ("top1", "balanced_accuracy", "min_recall", "macro_f1", "auroc", "loss")
-_FEWEST, _LEAST = 50, 89  # draws with an interval, of a cell that counts; percent
+# draws with an interval, of a cell that counts; percent
+_FEWEST = 50
+_LEAST = 89
 _SMALL = 200  # images, or about as many in groups, of the largest cell by default: few are the hardest
 _LARGE = 200_000  # images, or about as many in groups, of the sample that has the true value
 
@@ -256,7 +258,9 @@ def measure(cell: Cell, draws: int) -> dict[str, Coverage]:
     found = {}
     for name in limits:
         low, high = np.array(limits[name]).T
-        low, high = low - 1e-9, high + 1e-9  # rounding
+        # rounding
+        low = low - 1e-9
+        high = high + 1e-9
         need = np.subtract(*np.nanquantile(figures[name], (0.975, 0.025)))
         covered = 100 * float(np.mean((low <= true[name]) & (true[name] <= high)))
         found[name] = Coverage(covered, len(low), float(np.median(high - low)), float(need))

@@ -106,7 +106,8 @@ def damage(data: bytes, rng: random.Random, examples: list[bytes], is_text: bool
     if kind == "byte":
         return _overwrite(data, position, bytes([rng.choice((0, 0x7F, 0x80, 0xFF, rng.randrange(256)))]))
     if kind == "number":
-        size, order = rng.choice((2, 4, 8)), rng.choice(("little", "big"))
+        size = rng.choice((2, 4, 8))
+        order = rng.choice(("little", "big"))
         return _overwrite(data, position, (rng.choice(_NUMBERS) % 256**size).to_bytes(size, order))
     if kind == "cut":
         return data[:end]
@@ -141,9 +142,11 @@ def read_cases(kind: str, seed: int, numbers: range) -> Iterator[tuple[int, floa
     with tempfile.TemporaryDirectory() as folder:
         for number in numbers:
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins at the present size
-            own_bytes, started = _peak_bytes(), time.process_time()
+            own_bytes = _peak_bytes()
+            started = time.process_time()
             outcome = try_case(kind, seed, number, Path(folder))
-            seconds, more_bytes = time.process_time() - started, _peak_bytes() - own_bytes
+            seconds = time.process_time() - started
+            more_bytes = _peak_bytes() - own_bytes
             if more_bytes > MAX_BYTES:
                 outcome = f"finding: used {more_bytes / 2**30:.1f} GB"
             elif seconds > SLOW_SECONDS:

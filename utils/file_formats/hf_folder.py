@@ -20,7 +20,9 @@ LOCAL = "local-dir:"  # prefixes of a model name; timm's but for the short one
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 SHARDS = "model.safetensors.index.json"  # of transformers: the names of several files of weights
-PREPROCESSOR, FLIPS = "preprocessor_config.json", "do_flip_channel_order"  # of transformers; a key: images are BGR
+# of transformers; a key: images are BGR
+PREPROCESSOR = "preprocessor_config.json"
+FLIPS = "do_flip_channel_order"
 PROCESSOR = "processor_config.json"  # of transformers 5: the former is its `image_processor`
 ANSWER_SECONDS = 6.0  # huggingface_hub itself retries for a minute, and longer if a firewall drops its packets
 

@@ -165,7 +165,8 @@ class Inert(list[Any]):
 
     def __new__(cls, *_: Any, **__: Any) -> "Inert":
         inert = super().__new__(cls if isinstance(cls, type) else Inert)  # of a nested class, `cls` is an object
-        inert.entries, inert.attributes = {}, {}
+        inert.entries = {}
+        inert.attributes = {}
         return inert
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
@@ -190,8 +191,10 @@ class _Unpickler(PythonUnpickler):  # type: ignore[misc]  # of a class without t
 
     def __init__(self, stream: Any, file: Path, load: Callable[[str], Any] = lambda key: b"") -> None:
         super().__init__(stream, encoding="latin1")
-        self.file, self.load_bytes = file, load
-        self.storages, self.classes = dict[str, Storage](), dict[str, type[Inert]]()
+        self.file = file
+        self.load_bytes = load
+        self.storages = dict[str, Storage]()
+        self.classes = dict[str, type[Inert]]()
 
     def find_class(self, module: str, name: str) -> Any:
         full = f"{module}.{name}"
@@ -278,7 +281,8 @@ def _read_old_file(file: Path, mapped: mmap.mmap) -> Any:
     unpickler = _Unpickler(mapped, file)
     content = unpickler.load()
     keys = _Unpickler(mapped, file).load()
-    view, start = memoryview(mapped), mapped.tell()
+    view = memoryview(mapped)
+    start = mapped.tell()
     for key in keys:
         storage = unpickler.storages[key]
         count = int.from_bytes(view[start : start + 8], "little")

@@ -50,7 +50,8 @@ class Swin(Model):
     qkv_bias: bool = QKV_BIAS
 
     def _problems(self) -> Iterator[str]:
-        stages, heads_given = len(self.stage_depths), len(self.num_heads)
+        stages = len(self.stage_depths)
+        heads_given = len(self.num_heads)
         if stages != heads_given:
             yield f"NUM_HEADS has {heads_given} values, STAGE_DEPTHS {stages}; give one per stage"
         for stage, heads in enumerate(self.num_heads):
@@ -303,7 +304,8 @@ Blocks = Annotated[
     Field(min_length=1, description="the blocks of a stage: bottle (convolution) or attn (attention)"),
     FROM_LIST,
 ]
-_STEM_WIDTH, _STEM_STRIDE = 64, 4
+_STEM_WIDTH = 64
+_STEM_STRIDE = 4
 
 
 _HALONET_TRAINING = {
@@ -392,7 +394,8 @@ _PARTS = {
 
 def _mobileone_block(match: re.Match[str]) -> str:
     """A block of PaddleViT's is a depthwise and a pointwise block of timm's; the first stage is timm's stem."""
-    stage, block = int(match[1]), int(match[2])
+    stage = int(match[1])
+    block = int(match[2])
     second, part = _PARTS[match[3]]
     return f"stages.{stage - 1}.{2 * block + second}.{part}." if stage else f"stem.{part}."
 

@@ -266,7 +266,8 @@ class Levels:
     """
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
-        self.sizes, self.below = Counter[str](), defaultdict[str, list[str]](list)
+        self.sizes = Counter[str]()
+        self.below = defaultdict[str, list[str]](list)
         for folder, number in sizes.items():
             name, _, path = folder.partition("/")
             self.sizes[name] += number
@@ -281,7 +282,9 @@ class Levels:
 def _named_after_others(names: Sequence[str]) -> list[str]:
     """The images with another one's name: with another ending, or with a word, as of a mask or a copy of it."""
     stems = [name.rpartition(".")[0] if is_image_name(name) else name for name in names]
-    known, seen, found = set(stems), set[str](), list[str]()
+    known = set(stems)
+    seen = set[str]()
+    found = list[str]()
     for name, stem in zip(names, stems, strict=True):
         more = None if stem[-1:].isdecimal() else _MORE_THAN_A_NAME.fullmatch(stem)  # which is slow
         if stem in seen or (more and more[1] in known):

@@ -27,7 +27,9 @@ from utils.errors import UserError, error_from
 from utils.files import open_regular_file
 from utils.notes import Note
 
-TEXT_LIST, JSON_LINES, PARQUET = ".txt", ".jsonl", ".parquet"
+TEXT_LIST = ".txt"
+JSON_LINES = ".jsonl"
+PARQUET = ".parquet"
 TABLE_SUFFIXES = (".csv", ".tsv", JSON_LINES, TEXT_LIST, PARQUET)
 METADATA = ("metadata.csv", "metadata.jsonl", "_classes.csv")  # of Hugging Face's imagefolder, and of Roboflow
 WORKBOOK = r"(?i)\.(xlsx|xls|ods)$"  # the end of its name

@@ -35,7 +35,9 @@ class TableRows:
         self.root = places.root
         self.notes = [*places.notes]
         self.labels: str | None = None
-        self.names, self.row_target_ids, self.lines = StringPacker(), array("i"), array("i")
+        self.names = StringPacker()
+        self.row_target_ids = array("i")
+        self.lines = array("i")
         self._files = StringPacker() if places.has_names else self.names
         self.target_ids: dict[tuple[str, ...], int] = {}
         self.classes: tuple[str, ...] = ()

@@ -85,7 +85,8 @@ def _in_folders(
 def _shared_folders(paths: Iterable[str]) -> Iterator[str]:
     """'', and the first folders of all paths, with a slash: '/mnt/', '/mnt/set/'."""
     mended = {*map(mend, paths)}
-    first, last = min(mended, default=""), max(mended, default="")
+    first = min(mended, default="")
+    last = max(mended, default="")
     yield ""
     for match in re.finditer("/", first):
         shared = first[: match.end()]

@@ -19,7 +19,8 @@ from datasets.loading.loader import cache_images
 from datasets.sources.samples import ImageFiles
 from tests.datasets.photo import PHOTO, encode, jpeg
 
-DAMAGED, WARNED = "damaged.jpg", "warned.jpg"
+DAMAGED = "damaged.jpg"
+WARNED = "warned.jpg"
 NOT_KEPT = {DAMAGED, WARNED}
 
 
@@ -72,7 +73,8 @@ def batches(context, root: Path, workers: int, cache: str, *options: str) -> tup
     config = config_for(*given, f"DATA.CACHE={cache}", *options)
     splits = samples_for(config, context, "train", "val")
     cache_images(splits, config.data, 2 * len(splits[0]), context)
-    found, read = [], [[], []]
+    found = []
+    read = [[], []]
     read_bytes = ImageFiles.read_bytes
 
     def noted(samples, index, files):

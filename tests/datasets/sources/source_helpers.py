@@ -108,7 +108,8 @@ def classes_of(*splits):
 
 def groups_apart(train, val):
     """The numbers of groups of both splits, which have none in common."""
-    of_train, of_val = {*train.groups}, {*val.groups}
+    of_train = {*train.groups}
+    of_val = {*val.groups}
     assert not of_train & of_val
     return len(of_train), len(of_val)
 

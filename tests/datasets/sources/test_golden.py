@@ -72,7 +72,8 @@ def shards(root, *splits, names=True):
 
 
 def parquet(root, *splits):
-    pa, files = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    files = pytest.importorskip("pyarrow.parquet")
     root.mkdir()
     for split in splits:
         columns = {"image": [path.encode() for path in IMAGES], "label": [*map(label_of, IMAGES)]}

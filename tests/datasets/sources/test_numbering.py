@@ -37,7 +37,8 @@ def write_lists(root):
 
 
 def write_parquet(root):
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
     root.mkdir()
     for split, labels in parts(LABELS):
         parquet.write_table(pa.table({"image": [b"x"] * 6, "label": labels}), root / f"{split}.parquet")

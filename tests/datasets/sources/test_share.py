@@ -79,7 +79,8 @@ def write_csv(root):
 
 
 def write_parquet(root):
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
     root.mkdir()
     for split, number in (("train", 16), ("val", 4)):
         table = pa.table({"image": [jpeg(n) for n in range(number)], "label": [n % 2 for n in range(number)]})

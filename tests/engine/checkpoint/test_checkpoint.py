@@ -91,7 +91,9 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
 
 def test_the_thread_that_writes_starts_no_threads_of_openmp(tmp_path):
     """With more of them than cores, GNU's OpenMP lets the training's sleep at once: 20 times the waits."""
-    tasks, weight, writer = Path("/proc/self/task"), torch.ones(1_000_000), new_writer(tmp_path)
+    tasks = Path("/proc/self/task")
+    weight = torch.ones(1_000_000)
+    writer = new_writer(tmp_path)
     if not tasks.exists():
         pytest.skip("not Linux")
     torch.set_num_threads(2)
@@ -117,7 +119,8 @@ def test_background_save_writes_the_state_at_the_time_of_the_call(tmp_path, monk
     sync = os.fsync
     answers = threading.Event()
     monkeypatch.setattr("utils.files.os.fsync", lambda file: (answers.wait(60), sync(file)))
-    state, writer = make_state(1), new_writer(tmp_path)
+    state = make_state(1)
+    writer = new_writer(tmp_path)
     writer.save(state, is_best=False, periodic=None)
     assert not (tmp_path / LAST).exists()
     state["model"]["weight"] += 7
@@ -127,7 +130,8 @@ def test_background_save_writes_the_state_at_the_time_of_the_call(tmp_path, monk
 
 
 def test_a_large_checkpoint_of_a_cpu_is_written_without_a_copy(tmp_path, monkeypatch):
-    written, state = list[int](), make_state(1)
+    written = list[int]()
+    state = make_state(1)
     writer = CheckpointWriter(tmp_path, 2, lambda _, saved: written.append(saved["model"]["weight"].data_ptr()))
     for most in (10**8, 100):
         monkeypatch.setattr("engine.checkpoint.files._MOST_COPIED", most)

@@ -275,7 +275,8 @@ def test_a_validation_that_fails_costs_no_epoch(digits_argv, trained_digits, tmp
 
 def test_a_step_that_ends_an_epoch_replaces_no_earlier_checkpoint(digits_argv):
     folder = train([*digits_argv, "SAVE_FREQ_STEPS=5"])  # 5 steps per epoch
-    last, previous = states(folder), states(folder, "previous.pth")
+    last = states(folder)
+    previous = states(folder, "previous.pth")
     assert (last["epoch"], previous["epoch"], previous["done_steps"]) == (2, 1, 0)
 
 

@@ -208,7 +208,8 @@ def test_a_run_that_has_ended_is_resumed_with_other_images_as_advised_only(kind,
 def test_other_options_and_devices_change_no_record_of_a_run_that_has_ended(digits_run, monkeypatch):
     ended = digits_run()
     record = ("facts", "given", "preprocessing")
-    options, known = (ended / "config.yaml").read_text(), read_run(ended)
+    options = (ended / "config.yaml").read_text()
+    known = read_run(ended)
     monkeypatch.setattr("engine.training.end.device_name", lambda device: "another")
     train(cli(f"-resume={ended} -opts DATA.CROP_PCT=0.5 EVAL.TTA=flip"))
     assert (ended / "config.yaml").read_text() == options
@@ -252,7 +253,9 @@ DATA.HFLIP_PROB | 0.125
 
 def in_use(session) -> dict[str, object]:
     """All that is made of the options, and that a checkpoint could override."""
-    state, scaler, average = session.state, session.state.precision.scaler, session.state.average
+    state = session.state
+    scaler = session.state.precision.scaler
+    average = session.state.average
     own = {"params", "lr", "initial_lr"}
     rules = scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval(), scaler.backoff_after
     return {

@@ -12,7 +12,9 @@ from engine.run.log import RunLogger
 from utils.distributed import ProcessContext
 
 pytestmark = mark.slow
-BROKEN, END = 17, 22  # steps; an epoch has 14
+# steps; an epoch has 14
+BROKEN = 17
+END = 22
 OPTIONS = [
     *TINY_VIT,
     *GREY,
@@ -72,7 +74,8 @@ def test_resumed_it_ends_as_unbroken(unbroken, tmp_path, ranks, saved, by, strat
         train(flags)
     else:
         ranks(by).run(flags)
-    expected, resumed = states(unbroken[saved]), states(folder)
+    expected = states(unbroken[saved])
+    resumed = states(folder)
     assert (resumed["epoch"], resumed["done_steps"]) == (1, END - 14)
     if (saved == by and strategy == "fsdp") or (saved == strategy and by == 2):
         assert_same_state(expected, resumed)

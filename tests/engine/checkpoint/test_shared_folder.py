@@ -64,7 +64,8 @@ def test_counted_ranks_all_look(tmp_path, monkeypatch):
 def test_a_folder_of_the_same_name_on_another_disk_is_not_enough(tmp_path, monkeypatch, shares):
     """Rank 0 writes in one folder; rank 2 looks for the file in the same folder or in another one."""
     monkeypatch.setattr(folder, "_VISIBLE_SECONDS", 0.0)
-    sent, seen = [], []
+    sent = []
+    seen = []
     other = tmp_path / "disk of node2"
     other.mkdir()
 

@@ -30,7 +30,8 @@ from tests.datasets.sources.source_helpers import write_image
 from utils.files import read_json
 from utils.tables import read_csv_rows
 
-NAME, SIZE = "test_vit", 32
+NAME = "test_vit"
+SIZE = 32
 DATA = cli("DATA.CROP_PCT=1.0 DATA.IMAGENET_MEAN=[0.5,0.5,0.5] DATA.IMAGENET_STD=[0.5,0.5,0.5]")
 NUMBERS = [str(number) for number in range(1, 13)]
 WORDNET = ["n01440764", "n01443537", "n02007558", "n03028079", "n15075141"]
@@ -92,7 +93,8 @@ def evaluate(folder: Path, data: Path, *options: str, weights: str = "12.pth", d
 @mark.parametrize("names", [NUMBERS, slow(["Dog", "ant", "Cat"])])
 def test_each_fix_of_an_unclear_order_is_right(names, folder, tmp_path):
     """The error names the keys. Their figures are those of timm and of torchvision for weights trained there."""
-    model, pixels = write_weights(folder, len(names)), write_images(tmp_path, names)
+    model = write_weights(folder, len(names))
+    pixels = write_images(tmp_path, names)
     weights = f"{len(names)}.pth"
     error = line_of(evaluate, folder, tmp_path, weights=weights)
     fixes = re.findall(r"(\w+) \((timm|torchvision)\)", error)

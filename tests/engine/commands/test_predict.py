@@ -22,7 +22,8 @@ PER_CLASS = 12
 @of_module
 def images(tmp_path_factory) -> Path:
     """A folder of four classes of gray images, of which some look like images of another class."""
-    root, rng = tmp_path_factory.mktemp("images"), default_rng(0)
+    root = tmp_path_factory.mktemp("images")
+    rng = default_rng(0)
     for label, name in enumerate(CLASSES):
         for number in range(PER_CLASS):
             level = np.clip(60 * label + rng.normal(0, 30), 0, 255)

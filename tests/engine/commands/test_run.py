@@ -40,7 +40,8 @@ def exhaust(device: torch.device):
 
 @mark.parametrize("place", ["forward", "backward", "optimizer", "evaluation"])
 def test_real_shortage_of_memory(digits_argv, any_device, monkeypatch, place):
-    device, forward = any_device.device, VisionTransformer.forward
+    device = any_device.device
+    forward = VisionTransformer.forward
 
     def exhausting_forward(model, images):
         logits = forward(model, images)
@@ -65,7 +66,8 @@ def test_out_of_gpu_memory_while_the_state_is_loaded(digits_argv, monkeypatch):
     """The caller of the function that fails takes any other RuntimeError for a checkpoint of another model."""
     run_here(*digits_argv, "TRAIN.MAX_STEPS=1")
     load = "engine.parallel.Strategy.load_optimizer_state"
-    shortage, other = torch.AcceleratorError("CUDA error: out of memory"), RuntimeError("sizes differ")
+    shortage = torch.AcceleratorError("CUDA error: out of memory")
+    other = RuntimeError("sizes differ")
     for error, line in (
         (shortage, "out of GPU memory .*: lower -batch_size"),
         (other, "-resume: does not fit the checkpoint: sizes differ"),
@@ -107,7 +109,8 @@ def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, monkeypatch
     flags = cli("-dataset=folder -data_path=data -batch_size=8 -num_workers=0 -output=out")
     options = [*TINY_VIT, "MODEL.NUM_CLASSES=null", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MAX_STEPS=1"]
     folder = train([*flags, "-opts", *options]).absolute()
-    stopped, result = read_json(folder / STATUS), read_result(folder)
+    stopped = read_json(folder / STATUS)
+    result = read_result(folder)
     assert tuple(stopped) == STATUS_KEYS
     assert tuple(result) == RESULT_KEYS
     assert (stopped["state"], stopped["exit_status"], stopped["step"]) == ("stopped", 0, 1)
@@ -118,7 +121,8 @@ def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, monkeypatch
     assert Path(python).is_file()
     assert script == str(ROOT / "main_single_gpu.py")
     assert train(resume) == folder
-    finished, result = read_json(folder / STATUS), read_result(folder)
+    finished = read_json(folder / STATUS)
+    result = read_result(folder)
     assert (finished["state"], finished["resume"]) == ("finished", None)
     assert (result["split"], result["samples"], result["finished"]) == ("val", 16, True)
     counts = ["samples", "unreadable", "unreadable_images", "error"]

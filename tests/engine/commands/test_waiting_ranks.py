@@ -16,7 +16,8 @@ from rank import run_commands
 
 from utils.distributed import ProcessContext
 
-LIMIT_SECONDS, SLOW_SECONDS = 6.0, 7.5
+LIMIT_SECONDS = 6.0
+SLOW_SECONDS = 7.5
 EVALUATION = ("engine.evaluation.results:SampleResults.metrics", "engine.evaluation.tables:confidence_interval")
 PAGE = ("engine.report.page:write_report",)
 SAVE = ("engine.checkpoint.files:CheckpointWriter.save",)

@@ -78,7 +78,9 @@ def test_the_temperature_of_several_labels_is_the_one_of_scipy(scale):
 
 def test_the_temperature_gives_a_constant_margin_the_probability_of_its_accuracy():
     """A closed form, without the prior, which many samples outweigh; of more scores than are read, too."""
-    number, margin, accuracy = 200_000, 3.0, 0.7
+    number = 200_000
+    margin = 3.0
+    accuracy = 0.7
     is_right = default_rng(0).permutation(np.arange(number) < accuracy * number)
     scores = np.float32([-margin, margin]) * np.ones((number, 1), np.float32)
     found = results_of_scores(is_right.astype(np.int64), scores).best_temperature
@@ -188,7 +190,9 @@ def test_a_temperature_travels_from_a_training_to_evaluations_predictions_and_ex
     for key in ("loss", "ece", "auroc", "calibrated", "operating_point"):
         assert found[key] == summary[key]
     with np.load(folder / "evaluation/scores.npz") as saved:
-        scores, labels, classes = saved["scores"], saved["labels"], saved["classes"].tolist()
+        scores = saved["scores"]
+        labels = saved["labels"]
+        classes = saved["classes"].tolist()
     (script,) = re.findall(r"```python\n([^`]*log\(p\).*?)```", (ROOT / "docs/evaluation.md").read_text(), re.S)
     typed = dict[str, Any]()
     exec(re.sub('folder = ".*"', f'folder = "{folder}/evaluation"', script), typed)

@@ -42,8 +42,10 @@ def evaluator_for(config: Config, context: ProcessContext, flips: bool = False) 
 
 def test_features_in_fp32_meet_a_head_in_half(cpu):
     """As in O3, where a probe of stored features is the start of a new head."""
-    evaluator, features = evaluator_for(config_for(), cpu), torch.randn(6, 4)
-    head, samples = nn.Linear(4, 3).to(torch.bfloat16), SimpleNamespace(targets=np.arange(6) % 3)
+    evaluator = evaluator_for(config_for(), cpu)
+    features = torch.randn(6, 4)
+    head = nn.Linear(4, 3).to(torch.bfloat16)
+    samples = SimpleNamespace(targets=np.arange(6) % 3)
     results = evaluator.results_of_features(head, samples, features.numpy(), {})
     assert np.array_equal(results.logits, head(features.bfloat16()).half().detach().numpy())
 
@@ -78,7 +80,8 @@ def test_results_are_equal_to_the_last_bit_on_any_number_of_ranks(digits, model,
     for world_size in (2, 3, 9):
         other = results_on(world_size, digits, model, monkeypatch)
         for field in fields(SampleResults):
-            mine, theirs = getattr(one, field.name), getattr(other, field.name)
+            mine = getattr(one, field.name)
+            theirs = getattr(other, field.name)
             assert np.array_equal(mine, theirs), field.name
 
 
@@ -86,7 +89,8 @@ def test_results_are_equal_to_the_last_bit_on_any_number_of_ranks(digits, model,
 def test_losses_and_probabilities_are_those_of_torch(digits, model, cpu, flips):
     """With EVAL.TTA=flip, of the mean of the logits of an image and its mirror image."""
     (samples,) = samples_for(digits, cpu, "val")
-    evaluator, loader = evaluator_for(digits, cpu, flips), eval_loader_for(digits, samples, cpu)
+    evaluator = evaluator_for(digits, cpu, flips)
+    loader = eval_loader_for(digits, samples, cpu)
     metrics, results = evaluator.evaluate(model, loader)
     images = evaluator.transform(torch.cat([batch.images for batch in loader])[: len(samples)])
     with torch.no_grad():

@@ -194,7 +194,9 @@ def write(
     count = len(names)
     labels = np.tile(np.array(range(len(classes)) if ranked is None else ranked, dtype=np.int32), (count, 1))
     probabilities = np.tile(np.linspace(0.7, 0.1, len(classes), dtype=np.float32), (count, 1))
-    targets, losses, scores = np.arange(count), np.zeros(count), np.zeros((count, len(classes)), np.float32)
+    targets = np.arange(count)
+    losses = np.zeros(count)
+    scores = np.zeros((count, len(classes)), np.float32)
     np.put_along_axis(scores, labels, np.log(probabilities / (1 - probabilities)), 1)
     targets[1] = -1
 
@@ -301,7 +303,8 @@ threshold | multi_label | names
 @each_value(BELOW)
 def test_the_label_is_unknown_below_the_threshold(make, tmp_path, threshold, multi_label, names):
     assert not make(threshold=threshold, thresholds=np.array([0.85, -1.4, 2.2]) if multi_label else None).lines
-    rows, images = read_csv_rows(tmp_path / "predictions.csv"), read_json(tmp_path)
+    rows = read_csv_rows(tmp_path / "predictions.csv")
+    images = read_json(tmp_path)
     if multi_label:  # of the logits 0.847, -0.405 and -2.197
         assert [row["predicted"] for row in rows] == ["dog", "", "dog"]
     labels = [" | ".join(names), "", " | ".join(names)]  # of image 1, which cannot be read, none

@@ -34,7 +34,9 @@ def test_the_quantiles_are_those_of_scipy():
 
 def test_the_limits_of_newcombe_solve_his_equation():
     """Method 5: the areas whose standard error by Hanley and McNeil, with equal numbers, times 1.96 is the distance."""
-    area, own, others = 0.9, 12, 230
+    area = 0.9
+    own = 12
+    others = 230
 
     def excess(theta: float) -> float:
         half = (own + others) / 2 - 1
@@ -127,7 +129,9 @@ def test_the_limits_of_classes_are_wilsons_and_newcombes():
     assert all(np.isnan(values[3]) for values in found.values())
     groups = np.append(np.arange(100) // 4, [99, 99]).astype(str)
     grouped = limits_of_classes(replace(results, groups=groups), 4)
-    p, n = 52 / 60, 15  # groups
+    # groups
+    p = 52 / 60
+    n = 15
     variance = np.sum((n / (n - 1) * np.append(np.full(2, p), np.full(13, 1 - p)) / n) ** 2)
     effective = p * (1 - p) / variance * (1.96 / t.ppf(0.975, n - 1)) ** 2
     assert grouped["recall_low"][0] == pytest.approx(100 * wilson(p, effective)[0])

@@ -119,7 +119,8 @@ def test_one_image_of_a_class_leaves_its_figure_open(name, is_right):
 
 def test_a_thousand_classes_of_five_images_have_a_narrow_interval():
     """The standard error of the mean of the recalls is 0.57 points: the interval is 2.2 points wide."""
-    generator, targets = np.random.default_rng(0), np.repeat(np.arange(1000), 5)
+    generator = np.random.default_rng(0)
+    targets = np.repeat(np.arange(1000), 5)
     results = drawn_results(targets, np.full(1000, 0.8), generator.random(5000))
     (low, high), _ = confidence_interval(results, METRICS["balanced_accuracy"])
     assert low < METRICS["balanced_accuracy"].compute(results) < high

@@ -122,7 +122,8 @@ def test_what_a_mean_cannot_do_is_refused(sweep, images, tmp_path):
 def test_a_copy_of_the_training_images_gives_no_figures_of_folds_and_no_threshold(
     swept, splits, images, tmp_path, capsys
 ):
-    sweep, copy = tmp_path / "sweep", shutil.copytree(images, tmp_path / "copy")
+    sweep = tmp_path / "sweep"
+    copy = shutil.copytree(images, tmp_path / "copy")
     for number in range(2):
         options = [*TINY_VIT, "TRAIN.NUM_EPOCHS=1", POINT, *swept.format(number).split()]
         argv = cli(f"-dataset=folder -data_path={images} -batch_size=64 -output={tmp_path}/{number}")

@@ -71,7 +71,8 @@ KINDS = {  # options, the tokens of the output, the tokens before the patches
 @mark.parametrize("kind", KINDS)
 def test_rollout_is_the_product_over_the_layers(kind, cpu):
     options, outputs, prefix = KINDS[kind]
-    model, images = tiny_vit(**options), torch.randn(2, 3, 32, 32)
+    model = tiny_vit(**options)
+    images = torch.randn(2, 3, 32, 32)
     for block in model.blocks:
         block.attn.fused_attn = True
     with torch.no_grad():
@@ -79,7 +80,8 @@ def test_rollout_is_the_product_over_the_layers(kind, cpu):
         for layer in layers_by_hand(model, images):
             product = (layer.mean(1) + torch.eye(16 + prefix)) / 2 @ product
     seen = product[:, list(outputs), prefix:].mean(1)
-    low, high = seen.min(1, keepdim=True).values, seen.max(1, keepdim=True).values
+    low = seen.min(1, keepdim=True).values
+    high = seen.max(1, keepdim=True).values
     expected = ((seen - low) / (high - low)).view(2, 4, 4)
     assert torch.allclose(attention_rollout(model, images, evaluator_for(cpu)), expected, atol=1e-4)
     assert not any(module._forward_hooks for module in model.modules())
@@ -115,7 +117,8 @@ def test_models_whose_output_is_no_rollout_say_so(options, cpu, monkeypatch):
 
 
 def test_the_gradient_is_that_of_finite_differences(cpu):
-    model, images = nn.Sequential(nn.Flatten(), nn.Linear(192, 9), nn.Tanh(), nn.Linear(9, 4)), torch.randn(1, 3, 8, 8)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 9), nn.Tanh(), nn.Linear(9, 4))
+    images = torch.randn(1, 3, 8, 8)
     with torch.inference_mode():  # as in an evaluation
         found = input_gradient(model, images, evaluator_for(cpu))[0]
     exact = images.double()

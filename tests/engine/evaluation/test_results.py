@@ -235,7 +235,8 @@ def test_worst_mistakes_come_worst_first_and_without_unreadable_images(evaluated
     assert several.losses[worst_mistakes(several)].tolist() == sorted(several.losses, reverse=True)[:16]
 
 
-N, C = 200, 6
+N = 200
+C = 6
 IMAGES = [f"{index}.jpg" for index in range(N)]
 
 
@@ -352,7 +353,8 @@ def test_operating_points_are_those_of_scikit_learns_curve(seed, decimals, tmp_p
 
 
 def test_a_score_that_is_not_a_number_is_the_lowest():
-    targets, scores = np.array([[1], [0], [0]], dtype=np.int8), np.array([[np.nan], [1], [-5]], dtype=np.float32)
+    targets = np.array([[1], [0], [0]], dtype=np.int8)
+    scores = np.array([[np.nan], [1], [-5]], dtype=np.float32)
     assert rank_samples(targets, scores, np.arange(len(targets))).average_precision.tolist() == approx([100 / 3])
 
 

@@ -21,7 +21,8 @@ from utils.files import read_json
 from utils.metric_table import METRICS
 from utils.tables import read_csv_rows
 
-N, C = 300, 4
+N = 300
+C = 4
 NAMES = ["ant", "bee", "cat", "dog"]
 
 

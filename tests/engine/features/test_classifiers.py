@@ -30,7 +30,9 @@ from engine.features.classifiers import (
 )
 from engine.training.loss import build_loss, read_class_weights
 
-N, F, C = 400, 12, 5
+N = 400
+F = 12
+C = 5
 PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)
 
 
@@ -84,7 +86,8 @@ def test_the_weights_are_for_the_features_as_they_are(data, few_penalties):
     weight, bias, l2 = fit_probe(features, targets, C, loss)
     scaled = torch.cat([1000 * features - 7, torch.full((N, 1), 5.0)], dim=1)
     other_weight, other_bias, other_l2 = fit_probe(scaled, targets, C, loss)
-    logits, other = features @ weight.T + bias, scaled @ other_weight.T + other_bias
+    logits = features @ weight.T + bias
+    other = scaled @ other_weight.T + other_bias
     assert_close(logits, other, atol=2e-2, rtol=1e-2)
     assert l2 == other_l2
     assert (logits.argmax(1) == targets).float().mean() > 0.6
@@ -103,7 +106,8 @@ def test_k_nn_is_that_of_scikit_learn(data):
 def test_margins_are_those_of_cleanlab():
     rank = pytest.importorskip("cleanlab.rank")
     rng = default_rng(0)
-    probabilities, targets = rng.dirichlet(np.ones(5), 200), rng.integers(5, size=200)
+    probabilities = rng.dirichlet(np.ones(5), 200)
+    targets = rng.integers(5, size=200)
     found = margins(torch.tensor(probabilities), torch.tensor(targets))
     expected = rank.get_normalized_margin_for_each_label(targets, probabilities)
     assert (found.values + 1) / 2 == approx(expected)
@@ -192,7 +196,8 @@ def test_a_class_of_one_fold_does_not_choose_the_penalty(monkeypatch):
     of_all = dict.fromkeys(PENALTIES, 0.0)  # the held-out losses
     of_others = dict.fromkeys(PENALTIES, 0.0)
     for l2, fold in product(PENALTIES, range(5)):
-        kept, held_out = folds != fold, folds == fold
+        kept = folds != fold
+        held_out = folds == fold
         fitted = fit_linear(inputs[kept], given[kept], losses, l2, torch.zeros(4, 5))
         for sums, of_fold in ((of_all, held_out), (of_others, held_out & (targets < 2))):
             sums[l2] += float(losses(inputs[of_fold] @ fitted.T, given[of_fold]))

@@ -65,7 +65,8 @@ def probed(trained_digits, tmp_path_factory) -> Path:
 
 def test_the_result_is_a_full_model(probed, trained_digits, tmp_path):
     """-eval gives the figures of the run; the head is the fit on the features; the backbone is unchanged."""
-    result, before = read_result(probed), read_result(trained_digits())
+    result = read_result(probed)
+    before = read_result(trained_digits())
     assert result["top1"] > before["top1"] + 10
     assert result["knn_top1"] > 50
     assert result["pixel_baseline"] > 85
@@ -127,7 +128,8 @@ def test_several_labels_and_unreadable_images(tmp_path):
     argv = cli(f"-dataset=csv -data_path={tmp_path} -num_workers=0 -output={tmp_path / 'out'} -opts")
     argv += [*TINY_VIT, *options, "DATA.ON_BAD_IMAGE=skip", "LOSS.NAME=bce", "LOSS.CLASS_WEIGHTS=balanced"]
     folder = train(argv)
-    result, features = read_result(folder), features_of(tmp_path / "out", "train")
+    result = read_result(folder)
+    features = features_of(tmp_path / "out", "train")
     assert result["mean_ap"] > 90
     assert result["knn_top1"] is None
     assert features.shape == (60, 32)

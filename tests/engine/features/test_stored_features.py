@@ -65,7 +65,8 @@ def write_table(root: Path, contents: Contents) -> Path:
 
 
 def write_parquet(root: Path, contents: Contents) -> Path:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
     table = pa.table({"image": contents, "label": [number % 2 for number in range(100)]})
     pq.write_table(table, buffer := io.BytesIO(), compression="none", write_statistics=False, use_dictionary=False)
     replace(root / "all.parquet", buffer.getvalue())

@@ -144,7 +144,8 @@ def o2_dtypes(context: ProcessContext) -> Any:
 
 def hsdp(context: ProcessContext) -> Any:
     """Groups of two ranks, and of one, the only one of its host."""
-    options, sharded = ["TRAIN.ACCUM_ITER=2", "TRAIN.GRAD_CLIP=0.5"], ["PARALLEL.STRATEGY=hsdp"]
+    options = ["TRAIN.ACCUM_ITER=2", "TRAIN.GRAD_CLIP=0.5"]
+    sharded = ["PARALLEL.STRATEGY=hsdp"]
     alone = replace(context, local_world_size=1)
     pairs = [*sharded, "PARALLEL.SHARDS_PER_GROUP=2"]
     return [against_ddp(context, options, pairs), against_ddp(alone, options, sharded)]

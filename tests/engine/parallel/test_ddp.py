@@ -31,7 +31,8 @@ def exchange(context: ProcessContext, options: dict) -> dict:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(400, 400) for _ in range(5)))
     precision = Precision(Amp(), context.device)
-    compute_model, strategy = precision.attach(model), DDP(context.device, Parallel.model_validate(options))
+    compute_model = precision.attach(model)
+    strategy = DDP(context.device, Parallel.model_validate(options))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     images = torch.randn(3, 8, 400)[context.rank]
     wrapped = strategy.wrap(compute_model, images)

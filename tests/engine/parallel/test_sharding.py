@@ -19,7 +19,8 @@ from engine.training.optimizer import SHARDED_OPTIMIZERS
 from engine.training.trial import state_without_data
 from utils.distributed import ProcessContext
 
-CLIP, BF16 = "TRAIN.GRAD_CLIP=0.5", "AMP.ENABLED=true"
+CLIP = "TRAIN.GRAD_CLIP=0.5"
+BF16 = "AMP.ENABLED=true"
 AVERAGE = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"]
 FP16 = [BF16, "AMP.DTYPE=float16", "AMP.INIT_LOSS_SCALING=5e4", "AMP.INCR_EVERY_N_STEPS=1", CLIP]
 CHEAP = "MODEL.GRAD_CHECKPOINTING=cheap"
@@ -208,8 +209,10 @@ def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, mon
 def test_a_sharded_state_is_gathered_after_the_last_one_is_written(group_of_one, digits_argv, monkeypatch):
     """The main process has room for one in host memory."""
     monkeypatch.setattr("engine.training.session.build_strategy", FullyShardedDataParallel)
-    writing, seen = [], []
-    write, gather = CheckpointWriter._write, FullyShardedDataParallel.gather
+    writing = []
+    seen = []
+    write = CheckpointWriter._write
+    gather = FullyShardedDataParallel.gather
 
     def write_slowly(*arguments):
         writing.append(True)

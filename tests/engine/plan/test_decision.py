@@ -39,7 +39,8 @@ def decided_by(weights: Path, output: Path, *options: str) -> tuple[dict, list[d
     folder = evaluate(output / "eval", *argv)
     run_here("-predict", *argv, f"-output={output / 'predict'}")
     with np.load(folder / "evaluation/scores.npz") as saved:
-        scores, labels = saved["scores"][:, 3], saved["labels"] == 3
+        scores = saved["scores"][:, 3]
+        labels = saved["labels"] == 3
     return (
         read_json(folder / "evaluation/summary.json"),
         read_csv_rows(output / "predict/predictions.csv"),

@@ -8,7 +8,8 @@ from configs.schema import Amp
 from engine.precision.policy import Precision
 
 CPU = torch.device("cpu")
-FP32, BF16 = torch.float32, torch.bfloat16
+FP32 = torch.float32
+BF16 = torch.bfloat16
 
 
 def vit(depth: int = 2) -> nn.Module:

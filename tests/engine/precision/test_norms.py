@@ -81,7 +81,8 @@ class NormDtypes(DispatchMode):
 
 def norm_dtypes(level: str, device: torch.device, **lists: tuple[str, ...]) -> set[tuple[torch.dtype, torch.dtype]]:
     with fake_gpu() if device == GPU else nullcontext():
-        precision, model = policy(level, device=device, **lists), long_vit().to(device)
+        precision = policy(level, device=device, **lists)
+        model = long_vit().to(device)
         precision.apply_op_lists(model)
         with NormDtypes() as dtypes, precision.autocast():
             logits = precision.compute_copy(model)(torch.zeros(2, 3, 32, 32, device=device))

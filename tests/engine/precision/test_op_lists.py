@@ -16,7 +16,8 @@ from engine.precision.policy import Precision
 
 def listed_vit(**options) -> tuple[nn.Module, Precision]:
     """A model with the lists of its policy."""
-    model, listed = vit(), policy(**options)
+    model = vit()
+    listed = policy(**options)
     listed.apply_op_lists(model)
     return model, listed
 
@@ -102,7 +103,8 @@ def test_paddles_default_lists_are_accepted():
     """All names but `mul`. The loss is computed in fp32 in any case."""
     model, _ = listed_vit(black=PADDLE_BLACK, white=PADDLE_WHITE)
     dtypes = model.casting_mode.dtypes
-    black, white = (torch.square, torch.softmax, nn.functional.cosine_similarity), (nn.functional.conv_transpose2d,)
+    black = (torch.square, torch.softmax, nn.functional.cosine_similarity)
+    white = (nn.functional.conv_transpose2d,)
     assert {dtypes[op] for op in black} == {FP32}
     assert {dtypes[op] for op in (*white, torch.matmul)} == {BF16}
     assert nn.functional.cross_entropy not in dtypes

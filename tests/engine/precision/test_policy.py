@@ -74,7 +74,8 @@ def test_fused_blocks_add_in_bfloat16_unless_the_lists_say_otherwise(options, ha
 
 def test_a_vit_without_fused_blocks_has_a_reason_and_another_model_none():
     pytest.importorskip("triton")
-    options, model = Amp.model_validate({"ENABLED": True}), create_model("test_vit")
+    options = Amp.model_validate({"ENABLED": True})
+    model = create_model("test_vit")
     assert use_fused_blocks(nn.Module(), options, CONTEXT) == (0, "")
     assert use_fused_blocks(model, Amp(), CONTEXT) == (0, "")
     model.set_grad_checkpointing(True)
@@ -194,8 +195,10 @@ def test_the_average_is_that_of_timm(warmup):
 
     A skipped step does not change it.
     """
-    model, generator = nn.Linear(4, 3, bias=False), seeded(0)
-    ours, timms = WeightAverage(model, 0.9, warmup), ModelEmaV3(model, 0.9, use_warmup=warmup is True)
+    model = nn.Linear(4, 3, bias=False)
+    generator = seeded(0)
+    ours = WeightAverage(model, 0.9, warmup)
+    timms = ModelEmaV3(model, 0.9, use_warmup=warmup is True)
     for step in range(40):
         value = torch.randn(3, 4, generator=generator)
         model.weight.data.copy_(value)

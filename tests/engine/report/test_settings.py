@@ -25,7 +25,8 @@ def test_the_variance_is_the_one_of_readers_and_cases():
     of_seeds = effect.mean(1)
     assert found.error >= of_seeds.std(ddof=1) / 2
     x = generator.normal(size=(3, 40)) + generator.normal(size=40)
-    rows, columns = x.mean(1), x.mean(0)
+    rows = x.mean(1)
+    columns = x.mean(0)
     rest = x - rows[:, None] - columns + x.mean()
     variance = 40 * rows.var(ddof=1) + max(3 * columns.var(ddof=1) - (rest**2).sum() / 78, 0)
     assert difference_of(x).error == approx(np.sqrt(variance / 120), rel=1e-9)

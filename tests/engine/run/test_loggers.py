@@ -20,10 +20,13 @@ RESULT = {"top1": 90.0, "finished": True}
 @fixture
 def libraries(monkeypatch) -> tuple[MagicMock, MagicMock]:
     """Stand-ins for wandb and mlflow."""
-    wandb, mlflow = MagicMock(), MagicMock()
-    wandb.setup.return_value.settings.mode, wandb.login.return_value = "offline", False
+    wandb = MagicMock()
+    mlflow = MagicMock()
+    wandb.setup.return_value.settings.mode = "offline"
+    wandb.login.return_value = False
     wandb.init.return_value = wandb.run
-    wandb.run.id, wandb.run.url = "wandb-id", None
+    wandb.run.id = "wandb-id"
+    wandb.run.url = None
     mlflow.start_run.return_value.info.run_id = "mlflow-id"
     mlflow.get_tracking_uri.return_value = "https://me:secret@host:5000/a@b"
     monkeypatch.setitem(sys.modules, "wandb", wandb)
@@ -128,7 +131,8 @@ def test_a_library_that_is_missing_ends_the_run_before_data_are_read(digits_argv
 def test_a_resumed_run_continues_in_trackio(tmp_path, monkeypatch):
     """Trackio finds a run by its name; another run of this name, in another folder, is not continued."""
     trackio = MagicMock()
-    trackio.init.return_value.id, trackio.init.return_value.name = "trackio-id", "a-run"
+    trackio.init.return_value.id = "trackio-id"
+    trackio.init.return_value.name = "a-run"
     monkeypatch.setitem(sys.modules, "trackio", trackio)
     (folder := tmp_path / "a-run").mkdir()
     for steps_done in (0, 22):

@@ -43,7 +43,8 @@ def no_warning(text: str):
 
 
 def test_the_first_final_state_is_kept(tmp_path):
-    main, other = record_in(tmp_path), record_in(tmp_path, is_main=False)
+    main = record_in(tmp_path)
+    other = record_in(tmp_path, is_main=False)
     main.update(state="stopping", signal="SIGTERM")
     main.update(checkpoint="last.pth", signal=None)
     assert read_json(tmp_path / STATUS)["state"] == "stopping"
@@ -51,7 +52,8 @@ def test_the_first_final_state_is_kept(tmp_path):
     main.update(checkpoint="newer.pth")
     main.update(state="interrupted", signal="SIGTERM")
     main.add_warning("late")
-    run, status = read_run(tmp_path), read_json(tmp_path / STATUS)
+    run = read_run(tmp_path)
+    status = read_json(tmp_path / STATUS)
     assert (run["state"], run["message"], run["checkpoint"]) == ("failed", "3.jpg: is no image", "last.pth")
     assert run["signal"] is None
     assert status.items() <= run.items()
@@ -78,7 +80,8 @@ def test_the_launcher_overrules_the_states_of_ranks_which_do_not_know_the_lost_o
 
 def test_the_record_of_a_resumed_run_is_its_own(tmp_path):
     """The first run was suspended while another process took its lock; a rank of it fails now."""
-    suspended, resumed = record_in(tmp_path), record_in(tmp_path, host="b")
+    suspended = record_in(tmp_path)
+    resumed = record_in(tmp_path, host="b")
     suspended.update(state="failed", message="rank 0 has ended")
     resumed.update(state="finished")
     suspended.add_warning("late")
@@ -89,7 +92,8 @@ def test_the_record_of_a_resumed_run_is_its_own(tmp_path):
 def test_the_first_process_that_fails_writes_why_and_how_to_resume_into_the_log(tmp_path):
     """The command that resumes is known from the first checkpoint on."""
     command = "python main.py -resume=run"
-    main, other = record_in(tmp_path, command), record_in(tmp_path, command, is_main=False)
+    main = record_in(tmp_path, command)
+    other = record_in(tmp_path, command, is_main=False)
     assert main.update(slow_rank={"rank": 1}) is read_json(tmp_path / STATUS)["resume"] is None
     assert main.update(checkpoint="last.pth") == read_json(tmp_path / STATUS)["resume"] == command
     assert other.update(state="failed", message="rank 0\x1b has ended") == command
@@ -165,7 +169,8 @@ DAMAGED = (
 
 def test_an_epoch_adds_its_own_row_to_metrics_csv(tmp_path):
     """Epoch 0 is of a probe, without a row of the kind epoch. A crash has cut the last row."""
-    record, table = record_in(tmp_path), tmp_path / TABLE
+    record = record_in(tmp_path)
+    table = tmp_path / TABLE
     record.open_rows(0, 0)
     inode = table.stat().st_ino
     record.add_row("evaluation", epoch=0, step=0, val_loss=0.5)
@@ -249,7 +254,8 @@ def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv
     folder = train([*digits_argv, *options])
     before = read_result(folder)
     train(cli(f"-resume={folder} -opts TRAIN.MAX_STEPS=4"))
-    run, log = read_run(folder), log_of(folder)
+    run = read_run(folder)
+    log = log_of(folder)
     kinds = (Start, Devices, Environment, TrainingData, Model, ImagesRead)
     facts = {kind: read_fact(run["facts"], kind) for kind in kinds}
     assert run["facts"].keys() == {*(kind.__name__ for kind in facts), "Preprocessing"}

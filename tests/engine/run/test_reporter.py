@@ -23,14 +23,16 @@ from engine.run.record import read_metrics
 from engine.run.reporter import Reporter, step_lines
 from utils.tables import read_csv_rows
 
-BATCH_SIZE, STEPS = 4, 3
+BATCH_SIZE = 4
+STEPS = 3
 
 
 class SimulatedRun:
     """A single-process run without a model: the caller gives the loss and gradient norm of each step."""
 
     def __init__(self, folder, context, report_freq=1):
-        self.folder, self.context = folder, context
+        self.folder = folder
+        self.context = context
         logger = RunLogger(context)
         logger.open(folder)
         logger.record.open(folder)
@@ -175,5 +177,6 @@ figures | latest | shown
 
 @each_value(UNUSUAL)
 def test_a_value_appears_if_it_is_unusual(cpu, figures, latest, shown):
-    text, usual = ", ".join(lines(cpu, replace(LATEST, **latest), **figures)), lines(cpu)
+    text = ", ".join(lines(cpu, replace(LATEST, **latest), **figures))
+    usual = lines(cpu)
     assert shown in text if shown else text == usual[0]

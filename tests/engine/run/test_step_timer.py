@@ -217,7 +217,8 @@ def test_bursts_of_loading_workers_count_as_their_mean_and_single_stalls_do_not(
 # FLOPs of a forward pass of ViT-Tiny; a multiply-add counts as two.
 PATCHES = (224 // 16) ** 2
 WIDTH = 192
-EMBEDDING, HEAD = 2 * PATCHES * 3 * 16**2 * WIDTH, 2 * WIDTH * 1000
+EMBEDDING = 2 * PATCHES * 3 * 16**2 * WIDTH
+HEAD = 2 * WIDTH * 1000
 # Linear layers of attention and MLP; then q k^T and its product with v.
 BLOCK = 2 * (PATCHES + 1) * 12 * WIDTH**2 + 2 * 2 * (PATCHES + 1) ** 2 * WIDTH
 FORWARD = EMBEDDING + 12 * BLOCK + HEAD

@@ -80,7 +80,8 @@ def by_formula(kind: str, student: Tensor, teacher: Tensor, tau: float) -> float
     teacher = teacher.double()
     if kind == "hard":
         return F.cross_entropy(student, teacher.argmax(-1), reduction="sum").item()
-    q, p = (student / tau).softmax(-1), (teacher / tau).softmax(-1)
+    q = (student / tau).softmax(-1)
+    p = (teacher / tau).softmax(-1)
     return tau**2 * (p * (p / q).log()).sum().item()
 
 
@@ -89,7 +90,9 @@ def by_formula(kind: str, student: Tensor, teacher: Tensor, tau: float) -> float
 @mark.parametrize("heads", [1, 2])
 def test_the_loss_equals_its_formula(tiny_teacher, kind, targets, heads):
     """With smoothing; both parts leave padding out."""
-    alpha, tau, smoothing = 0.3, 2.5, 0.1
+    alpha = 0.3
+    tau = 2.5
+    smoothing = 0.1
     keys = {"DISTILLATION_ALPHA": alpha, "DISTILLATION_TAU": tau, "SMOOTHING": smoothing}
     options = options_of(kind, TEACHER_WEIGHTS=str(tiny_teacher), **keys)
     torch.manual_seed(0)
@@ -170,7 +173,8 @@ def test_the_teacher_trains_the_distillation_head(tiny_teacher, family, level, w
     model = DISTILLED[family]()
     loss, _ = build_step_loss(options, model, precision, None, None)
     compute = precision.compute_copy(model).train()
-    images, targets = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 3])
+    images = torch.randn(4, 3, 16, 16)
+    targets = torch.tensor([0, 1, 2, 3])
     with precision.autocast():
         outputs = compute(images)
     loss(outputs, targets, images).backward()
@@ -227,7 +231,8 @@ def test_a_teacher_that_does_not_fit_is_one_line(digits_teacher, tmp_path):
     grey = {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": [0.5], "IMAGENET_STD": [0.5]}
     write_teacher(tmp_path / "seven.pth", classes=7, data=grey)
     write_teacher(tmp_path / "rgb.pth", classes=10)
-    weights, model = "TRAIN.TEACHER_WEIGHTS", "TRAIN.TEACHER_MODEL"
+    weights = "TRAIN.TEACHER_WEIGHTS"
+    model = "TRAIN.TEACHER_MODEL"
     cases = [  # options, and the part that the error names
         ([f"{weights}=null"], rf"^{weights}: "),
         ([f"{weights}=no/x.pth"], rf"{weights}: no/x.pth"),

@@ -23,7 +23,8 @@ from engine.commands.run import run
 from engine.evaluation import evaluate
 from utils.errors import UserError
 
-BATCH, TRAINED = 4, 32
+BATCH = 4
+TRAINED = 32
 
 
 @fixture

@@ -47,8 +47,11 @@ def test_no_image_is_decoded_and_no_pass_is_made_before_the_first_step(data, tmp
     flags = digits_flags(tmp_path / "out")
     if data == "folder":
         flags = [f"-data_path={jpegs(tmp_path / 'data')}", *FOLDER, f"-output={tmp_path / 'out'}", "-opts", *TINY_VIT]
-    passes, decoded, before = [0], [0], []
-    open_image, real_steps = EncodedImages.open, trainer.train_steps
+    passes = [0]
+    decoded = [0]
+    before = []
+    open_image = EncodedImages.open
+    real_steps = trainer.train_steps
 
     def opened(self, *arguments):
         decoded[0] += 1
@@ -127,7 +130,8 @@ main_single_gpu.main(sys.argv[1:])
 @mark.slow
 def test_a_plain_run_imports_no_package_that_it_can_do_without_before_its_first_loss(tmp_path):
     """Nor does an evaluation, whose line with the loss follows its last batch. At exit Python collects no modules."""
-    data, out = jpegs(tmp_path / "data"), tmp_path / "out"
+    data = jpegs(tmp_path / "data")
+    out = tmp_path / "out"
     flags = [f"-data_path={data}", *FOLDER, "-opts", *TINY_VIT, "DATA.NUM_WORKERS=0"]
 
     def lines(*more):

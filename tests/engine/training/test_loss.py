@@ -15,7 +15,8 @@ from datasets.sources.samples import UNKNOWN
 from engine.training.loss import build_loss, read_class_weights
 
 CPU = torch.device("cpu")
-B, CLASSES = 6, 5
+B = 6
+CLASSES = 5
 KINDS = [{}, {"NAME": "bce"}, {"NAME": "bce", "TARGET_THRESHOLD": 0.2}, {"NAME": "asl"}]
 WEIGHTS = torch.tensor([0.5, 1.0, 2.0, 4.0, 0.25])
 of_each_kind = mark.parametrize("kind", KINDS, ids=str)
@@ -54,7 +55,8 @@ def test_binary_cross_entropy_is_that_of_timm(smoothing, threshold, weights):
     timm_loss = BinaryCrossEntropy(smoothing, threshold, pos_weight=weights)
     loss = build_loss(options(NAME="bce", TARGET_THRESHOLD=threshold), smoothing, weights)
     assert loss(logits, labels) / B == approx(timm_loss(logits, labels).item(), rel=1e-6)
-    mixed, smoothed = mixup_target(labels, CLASSES, 0.3), mixup_target(labels, CLASSES, 0.3, smoothing)
+    mixed = mixup_target(labels, CLASSES, 0.3)
+    smoothed = mixup_target(labels, CLASSES, 0.3, smoothing)
     assert loss(logits, mixed) / B == approx(timm_loss(logits, smoothed).item(), rel=1e-6)
 
 
@@ -75,7 +77,8 @@ def test_padding_does_not_count(kind, weights):
 @of_each_kind
 def test_half_precision_logits_give_a_loss_in_fp32(kind):
     logits, labels = logits_and_labels()
-    loss, half = build_loss(options(**kind), 0.1, WEIGHTS), logits.bfloat16()
+    loss = build_loss(options(**kind), 0.1, WEIGHTS)
+    half = logits.bfloat16()
     assert loss(half, labels).dtype == torch.float32
     assert torch.equal(loss(half, labels), loss(half.float(), labels))
 
@@ -105,7 +108,8 @@ def test_smoothing_of_several_labels_to_half_is_timms(name, mixes):
     """Also of a mixed batch, whose targets timm's mixup smooths. Without several labels the key has no effect."""
     logits, _ = logits_and_labels()
     hot = several_labels().float()
-    targets, smoothed = hot, hot
+    targets = hot
+    smoothed = hot
     if mixes:
         targets, smoothed = (mixup_target(hot, CLASSES, 0.3, s, multi_label=True) for s in (0.0, 0.1))
     timms = create_classification_loss(name, multi_label=True, smoothing=0.1, soft_targets=mixes)
@@ -126,7 +130,8 @@ def test_asymmetric_loss_is_that_of_timm(kwargs, weights):
     for targets in (several, labels, mixup_target(labels, CLASSES, 0.3)):
         dense = F.one_hot(labels, CLASSES) if targets.ndim == 1 else targets
         found, expected = (logits.clone().requires_grad_() for _ in range(2))
-        total, reference = loss(found, targets), theirs(expected, dense)
+        total = loss(found, targets)
+        reference = theirs(expected, dense)
         assert total.item() == approx(reference.item(), rel=1e-6)
         total.backward()
         reference.backward()

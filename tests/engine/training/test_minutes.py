@@ -106,7 +106,8 @@ def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(how, tmp_p
     else:
         (tmp_path / "empty.yaml").write_text("{}")
         train([f"-cfg={tmp_path / 'empty.yaml'}", f"-resume={folder}", *same])
-    schedule[1], mixing[1] = "TRAIN.LR_SCHEDULER.DECAY_EPOCHS=1", "TRAIN.MIXUP_OFF_EPOCH=1"
+    schedule[1] = "TRAIN.LR_SCHEDULER.DECAY_EPOCHS=1"
+    mixing[1] = "TRAIN.MIXUP_OFF_EPOCH=1"
     epochs = cli("TRAIN.NUM_EPOCHS=2 TRAIN.EPOCH_STEPS=4 TRAIN.WARMUP_EPOCHS=0.5")
     given = train([*digits_flags(tmp_path / "given"), *schedule, *mixing, *epochs])
     assert rows(folder) == rows(given)
@@ -139,14 +140,17 @@ class SlowMachine:
     """A clock: a step takes a second, an evaluation half of one, and `factor` times as long from second `middle` on."""
 
     def __init__(self, patch: pytest.MonkeyPatch, factor: float, middle: float = 20.0):
-        start, self.seconds = time.perf_counter(), 0.0
+        start = time.perf_counter()
+        self.seconds = 0.0
         own = SimpleNamespace(perf_counter=lambda: start + self.seconds, monotonic=time.monotonic)
         for module in ("engine.progress", "engine.training.trainer"):
             patch.setattr(f"{module}.time", own)
         patch.setattr("engine.training.minutes.seconds_since_start", lambda: self.seconds)
         patch.setattr("engine.training.minutes.epochs_in", lambda *figures: (10, 4))
-        self.factor, self.middle = factor, middle
-        after_step, evaluate = Trainer.after_step, Trainer.after_eval_batch
+        self.factor = factor
+        self.middle = middle
+        after_step = Trainer.after_step
+        evaluate = Trainer.after_eval_batch
         patch.setattr(Trainer, "after_step", lambda trainer, *given: (self.wait(1), after_step(trainer, *given)))
         patch.setattr(Trainer, "after_eval_batch", lambda trainer, *given: (self.wait(0.25), evaluate(trainer, *given)))
 
@@ -169,7 +173,9 @@ def copies_of_config(patch: pytest.MonkeyPatch, planned: str) -> list[str]:
     """The functions that copy a Config after the function `planned` has ended and before `finish_run` begins."""
     copies: list[str] = []
     state = {"is_planned": False}
-    plan, finish, copy = (getattr(commands, planned), commands.finish_run, Config.model_copy)
+    plan = getattr(commands, planned)
+    finish = commands.finish_run
+    copy = Config.model_copy
 
     def plans(*given: Any) -> Any:
         made = plan(*given)
@@ -218,7 +224,8 @@ def test_the_time_is_kept_when_the_speed_changes(factor, tmp_path, monkeypatch):
     """Within 5% of the time or half an epoch; the rate falls to the end of its decay, and mixup ends before it."""
     machine = SlowMachine(monkeypatch, factor)
     folder = train([*digits_flags(tmp_path), *OPTIONS])
-    options, table = train_options(folder), rows(folder)
+    options = train_options(folder)
+    table = rows(folder)
     assert abs(machine.seconds - 45) <= max(0.05 * 45, 4.5 * factor / 2)
     assert [row["epoch"] for row in table] == [str(1 + row) for row in range(options["NUM_EPOCHS"])]
     rates = [float(row["lr"]) for row in table[1:]]

@@ -17,7 +17,9 @@ from engine.precision.policy import Precision
 from engine.training import optimizer as optimizers
 from engine.training.optimizer import set_lr
 
-LR, DECAY, CLIP = 0.01, 0.3, 0.5
+LR = 0.01
+DECAY = 0.3
+CLIP = 0.5
 
 
 @fixture(autouse=True)

@@ -161,7 +161,11 @@ def test_keys_that_the_optimizer_does_not_have_are_named(options, expected):
     assert hyperparameters(optimizer_of(nn.Linear(3, 2), train_options(**kept))) == hyperparameters(both)
 
 
-STEPS, BATCH, TUNED_FOR, BASE_LR, DECAY = 8, 64, 8, 0.003, 0.3
+STEPS = 8
+BATCH = 64
+TUNED_FOR = 8
+BASE_LR = 0.003
+DECAY = 0.3
 CORRECTED = {"adamc": {}, "sgdc": {}, "lamb": {"corrected_weight_decay": True}}
 
 
@@ -221,7 +225,8 @@ def test_a_resume_with_another_global_batch_has_the_rate_of_this_run(cpu):
 @mark.parametrize("fused", [True, False])
 def test_a_resumed_run_of_sgd_keeps_its_nesterov_momentum(fused):
     """Before, SGD had it. The second step is that of the run."""
-    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    model = nn.Linear(3, 2)
+    other = nn.Linear(3, 2)
     old = optimizer_of(model, train_options(NAME="nesterov", KWARGS={"fused": fused}))
     step_on_noise(model, old, 0)
     new = optimizer_of(other, train_options(NAME="SGD", KWARGS={"fused": fused}))

@@ -33,7 +33,8 @@ OPTIONS = [
 def test_the_loss_of_a_plugin_gets_dense_targets_and_counts_no_padding(plugin, smoothing, weights):
     open_plugin(plugin)
     loss = build_loss(Loss(NAME="power", KWARGS={"power": 2.0}), smoothing, weights)
-    logits, labels = torch.randn(5, 3), torch.tensor([0, 2, PADDING, 1, 2])
+    logits = torch.randn(5, 3)
+    labels = torch.tensor([0, 2, PADDING, 1, 2])
     factors = torch.ones(3) if weights is None else weights
 
     def expected(logits, targets):
@@ -138,7 +139,8 @@ def test_the_plugin_of_the_page_is_trained_used_and_exported(tmp_path):
     parts = ["LOSS.NAME=focal", "LOSS.KWARGS={gamma: 1.5}", "DATA.HOST_AUGMENTATIONS={shift: {pixels: 1}}"]
     argv = ["-cfg=configs/vit_digits.yaml", plugin, "-model=vit_registers", "-epochs=1", f"-output={tmp_path}"]
     folder = train([*argv, "-opts", *parts, "DATA.FRACTION=0.1"])
-    logits, labels = torch.randn(5, 3), torch.tensor([0, 2, 0, 1, 2])
+    logits = torch.randn(5, 3)
+    labels = torch.tensor([0, 2, 0, 1, 2])
     loss = build_loss(Loss(NAME="focal", KWARGS={"gamma": 0.0}), 0.0)
     assert loss(logits, labels).item() == approx(F.cross_entropy(logits, labels, reduction="sum").item())
     run_here("-predict", "docs/digits", f"-resume={folder}", plugin)

@@ -82,7 +82,8 @@ def test_an_evaluation_of_each_published_model_has_timms_values():
             "input_size": (3, *data.input_size), "crop_pct": data.crop_pct, "crop_mode": _MODES[data.resize],
             "interpolation": data.interpolation, "mean": data.imagenet_mean, "std": data.imagenet_std
         }  # fmt: skip
-        trained, embedded = resolve_data_config(pretrained_cfg=published), evaluated(name, as_published=False)
+        trained = resolve_data_config(pretrained_cfg=published)
+        embedded = evaluated(name, as_published=False)
         assert ((3, *embedded.input_size), embedded.crop_pct) == (trained["input_size"], trained["crop_pct"])
         assert embedded.resize == "crop"
     assert len(names) > 1800
@@ -94,7 +95,8 @@ def test_an_evaluation_of_each_published_model_has_timms_values():
 ])  # fmt: skip
 def test_an_evaluation_shows_timms_pixels(name):
     expected = resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict(), use_test_size=True)
-    ours, theirs = build_eval_host_transform(evaluated(name)), create_transform(**expected, normalize=False)
+    ours = build_eval_host_transform(evaluated(name))
+    theirs = create_transform(**expected, normalize=False)
     for size in ((261, 199), (97, 640), (333, 500), (31, 33), (1000, 777)):
         photo = PHOTO.resize(size)
         pixels = ours(LazyImage(as_tensor(photo)), 0, 0)[0]

@@ -165,7 +165,8 @@ BUILDERS = {
     host.timm_policy: host._build,
     host.torchvision_policy: host._of_torchvision,
 }
-B, CLASSES = 6, 5
+B = 6
+CLASSES = 5
 STEPS = (1, 2, 3, 10, 1000)
 IMAGES = torch.randn(2, 3, 160, 160, generator=seeded(0))
 

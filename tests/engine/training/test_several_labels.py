@@ -36,7 +36,8 @@ def argv(tmp_path) -> list[str]:
 
 def test_the_best_mean_average_precision_is_kept_and_reported(argv, tmp_path):
     folder = train(argv)
-    result, table = read_result(folder), rows(folder)
+    result = read_result(folder)
+    table = rows(folder)
     scores = [float(row["val_mean_ap"]) for row in table]
     assert (result["mean_ap"], result["top1"]) == (max(scores), None)
     assert scores[-1] > 60

@@ -69,7 +69,8 @@ def test_epoch_0_is_the_probe_and_the_best_is_never_below_it_and_a_resumed_run_i
     assert [row["epoch"] for row in table] == ["0", "1"]
     best, probe = (torch.load(one / "best.pth") for one in (part, probed))
     assert_same_state(best["model"], probe["model"])
-    result, expected = read_result(part), read_result(probed)
+    result = read_result(part)
+    expected = read_result(probed)
     assert best["epoch"] == result["epoch"] == 0
     assert all(result[key] == expected[key] for key in ("top1", "knn_top1", "probe_l2"))
     assert result["probe_score"] == float(table[0]["val_top1"]) == result["top1"]
@@ -84,7 +85,8 @@ def test_without_time_for_a_step_the_run_is_the_probe(backbone, probed, tmp_path
     assert_same_state(states(folder, "best.pth")["model"], states(probed, "best.pth")["model"])
     assert len([*tmp_path.glob("features/*/*/features.npy")]) == 2, "the features are computed once: of both splits"
     assert len(fits) == 1, "the head is fitted once"
-    result, expected = read_result(folder), read_result(probed)
+    result = read_result(folder)
+    expected = read_result(probed)
     assert all(result[key] == expected[key] for key in ("finished", "top1", "knn_top1", "probe_l2", "epoch"))
     assert run_here(f"-resume={folder}") == 0
 

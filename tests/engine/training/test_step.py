@@ -74,7 +74,8 @@ def plain_loop(config: Config, level: str) -> tuple[dict, dict, dict]:
     batch_size = 32
     torch.manual_seed(derive_seed(config.seed, "initialization"))
     model, _ = model_for(config)
-    average, initial = copy.deepcopy(model), copy.deepcopy(model.state_dict())
+    average = copy.deepcopy(model)
+    initial = copy.deepcopy(model.state_dict())
     if level == "O2":
         compute_norms_in_fp32(model)
     decayed = {n: p for n, p in model.named_parameters() if p.ndim > 1 and n not in ("cls_token", "pos_embed")}
@@ -159,7 +160,8 @@ def test_twenty_steps_equal_a_plain_loop(trained, precision):
     """The error is relative to the distance between the initial and the trained weights."""
     config = config_for("-dataset=fake", "-batch_size=32", "-opts", *OPTIONS)
     initial, model, average = plain_loop(config, precision)
-    checkpoint, tolerance = trained[precision], TOLERANCE[trained["devices"]][precision]
+    checkpoint = trained[precision]
+    tolerance = TOLERANCE[trained["devices"]][precision]
     assert checkpoint["epoch"] * STEPS_PER_EPOCH + checkpoint["done_steps"] == STEPS
     for part, expected in (("model", model), ("state_dict_ema", average)):
         assert list(checkpoint[part]) == list(expected)

@@ -126,7 +126,8 @@ class TrafficCounter(DispatchMode):
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        result, name = op(*args, **kwargs), op_name(op)
+        result = op(*args, **kwargs)
+        name = op_name(op)
         if not (returns_view(op) or name.startswith(_FREE) or name in _PRODUCTS):
             moved = sum(map(self._bytes_of, tree_leaves(_moved(op, name, args, kwargs, result))))
             self.ops[name] += bool(moved)

@@ -39,9 +39,14 @@ DEIT = """
 --aa rand-m9-mstd0.5-inc1 --mixup 0.8 --cutmix 1.0 --reprob 0.25 --remode pixel --aug-repeats 3 --crop-pct 0.875
 --train-interpolation bicubic --no-prefetcher --model-ema --model-ema-decay 0.99996
 """
-IMAGES, GPUS = 1_281_167, 4
-CLASSES, BATCH = 10, 16  # of the 100 steps
-STEPS, STEPS_PER_EPOCH = 100, 4  # 20 steps of warm-up
+IMAGES = 1_281_167
+GPUS = 4
+# of the 100 steps
+CLASSES = 10
+BATCH = 16
+# 20 steps of warm-up
+STEPS = 100
+STEPS_PER_EPOCH = 4
 # As MODEL.KWARGS
 SMALL = {
     "resnet50": "layers: [1, 1, 1, 1], channels: [8, 8, 16, 16]",
@@ -124,7 +129,8 @@ def test_the_first_100_steps_equal_timms(recipe, cpu):
     config = translation(*model_options, *data_options, "TRAIN.MODEL_EMA=false", "EVAL_RAW=false")
     state = build_state(config, flags, STEPS_PER_EPOCH * flags.batch_size * GPUS, cpu)
     ours = state.precision.weights.master.double()
-    model, initial = copy.deepcopy(ours).train(), flatten(ours)
+    model = copy.deepcopy(ours).train()
+    initial = flatten(ours)
 
     optimizer, scheduler = timm_optimization(flags, model, STEPS_PER_EPOCH)
     criterion = (
@@ -142,7 +148,8 @@ def test_the_first_100_steps_equal_timms(recipe, cpu):
         losses.append(loss.item())
     assert our_losses(state, mixed_batches(flags, 0)) == approx(losses, rel=1e-5)
     assert losses[-1] < 0.8 * losses[0]
-    final, expected = flatten(ours), flatten(model)
+    final = flatten(ours)
+    expected = flatten(model)
     assert (final - expected).norm() < 1e-4 * (expected - initial).norm()
 
 
@@ -154,7 +161,8 @@ def flatten(model: nn.Module) -> Tensor:
 def mixed_batches(flags: Namespace, smoothing: float) -> list[tuple[Tensor, Tensor]]:
     """Eight batches of noise; the images are the same for any smoothing."""
     np.random.seed(0)
-    generator, mixup = seeded(0), timm_mixup(flags, smoothing)
+    generator = seeded(0)
+    mixup = timm_mixup(flags, smoothing)
     images = torch.randn(8, BATCH, 3, 32, 32, generator=generator, dtype=torch.float64)
     labels = torch.randint(CLASSES, (8, BATCH), generator=generator)
     return [mixup(*batch) for batch in zip(images, labels, strict=True)]
@@ -162,7 +170,8 @@ def mixed_batches(flags: Namespace, smoothing: float) -> list[tuple[Tensor, Tens
 
 def our_losses(state: TrainState, mixed: list[tuple[Tensor, Tensor]]) -> list[float]:
     """The loss of each step of a training on mixed images and targets."""
-    ready, losses = cycle(mixed), list[float]()
+    ready = cycle(mixed)
+    losses = list[float]()
     state = replace(state)
     vars(state)["transform"] = lambda batch: next(ready)
     unused = repeat(Batch(torch.zeros(BATCH, 3, 32, 32), torch.zeros(BATCH, dtype=torch.int64), BATCH))

@@ -120,7 +120,9 @@ def test_a_run_ends_after_its_patience_and_continues_with_a_larger_one(argv, cap
     folder = train(argv)
     assert [row["epoch"] for row in rows(folder)] == ["1", "2", "3"]
     assert [bool(row["raw_val_top1"]) for row in rows(folder)] == [False, False, True]
-    state, result, status = states(folder), read_result(folder), read_run(folder)
+    state = states(folder)
+    result = read_result(folder)
+    status = read_run(folder)
     assert (state["epoch"], state["done_steps"], state["best"]["epoch"]) == (3, 0, 1)
     reason = result["reason"]
     assert result["finished"]

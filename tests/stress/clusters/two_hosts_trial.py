@@ -75,7 +75,8 @@ def hosts(tmp_path) -> Iterator[TwoHosts]:
         one, other = (hosts.interface(host) for host in ADDRESSES)
         _ip("link", "add", one, "type", "veth", "peer", "name", other)
         for host, address in ADDRESSES.items():
-            namespace, interface = hosts.namespace(host), hosts.interface(host)
+            namespace = hosts.namespace(host)
+            interface = hosts.interface(host)
             _ip("link", "set", interface, "netns", namespace)
             _ip("-n", namespace, "addr", "add", f"{address}/24", "dev", interface)
             _ip("-n", namespace, "link", "set", interface, "up")

@@ -16,7 +16,8 @@ from rank_pool import environment as environment_of_user
 from utils.errors import UserError
 
 ROOT = Path(__file__).parents[3]
-SINGLE, MULTI = "main_single_gpu.py", "main_multi_gpu.py"
+SINGLE = "main_single_gpu.py"
+MULTI = "main_multi_gpu.py"
 HANG_SECONDS = 300.0  # a process that does not end within this time hangs, also on a slow machine
 _MARKER = "AMPVIT_FAULT"  # environment variable of all processes of a fault
 
@@ -25,7 +26,8 @@ class Running:
     """The processes of a started script: `process` and its descendants."""
 
     def __init__(self, process: subprocess.Popen, scene: Scene, marker: str) -> None:
-        self.process, self.scene = process, scene
+        self.process = process
+        self.scene = scene
         self._variable = f"{_MARKER}={marker}".encode()
 
     def wait_for(self, text: str) -> None:

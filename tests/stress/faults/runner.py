@@ -72,7 +72,8 @@ def _run(fault: Fault, scene: Scene) -> tuple[list[str], str]:
         grace_seconds = 0.0
     if left := running.kill_leftovers(grace_seconds):
         problems.append(f"{len(left)} process(es) left: {left[0]}")
-    status, printed = running.process.wait(), (scene.folder / "printed").read_text(errors="replace")
+    status = running.process.wait()
+    printed = (scene.folder / "printed").read_text(errors="replace")
     status = 128 - status if status < 0 else status
     errors = [re.sub(r"\n +", " / ", error) for error in re.findall(r"^error: (.*(?:\n  .*)*)", printed, re.MULTILINE)]
     state = _state(scene) if fault.state else None

@@ -155,7 +155,8 @@ def worker_faults() -> list[Fault]:
         return act
 
     two = two_ranks(loading)
-    killed, unanswered = r"loading worker \d+ was killed by SIGKILL", r"no loading worker has answered"
+    killed = r"loading worker \d+ was killed by SIGKILL"
+    unanswered = r"no loading worker has answered"
     return [
         Fault("worker killed", loading, killed, (MAY_PASS,), act=to_worker(signal.SIGKILL)),
         Fault("evaluation worker stopped", loading, unanswered, (MAY_PASS,), act=to_worker(signal.SIGSTOP, -1)),

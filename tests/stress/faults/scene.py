@@ -35,7 +35,8 @@ class Scene:
     """
 
     def __init__(self, folder: Path, trained: Path) -> None:
-        self.folder, self.trained = folder, trained
+        self.folder = folder
+        self.trained = trained
         self.output = folder / "output"
         self.resources = ExitStack()  # servers of this fault, which end with it
 

@@ -24,7 +24,8 @@ from tests.datasets.shards.tar_files import write_shard, write_shards
 from utils.errors import MAY_PASS, UserError
 
 _LONG = ("TRAIN.NUM_EPOCHS=5", "REPORT_FREQ=1")
-_CACHE, _WORKER = "DATA.CACHE_GB=1", "DATA.NUM_WORKERS=1"
+_CACHE = "DATA.CACHE_GB=1"
+_WORKER = "DATA.NUM_WORKERS=1"
 Check = Callable[[Scene], list[str]]
 
 
@@ -71,7 +72,8 @@ def tar_faults() -> list[Fault]:
     read_only = in_namespace("mount --bind shards shards && mount -o remount,ro,bind shards")
     lost = r"http://127\.0\.0\.1:\d+/\S+\.tar: .*, after \d+ s of attempts; check the network and the server, then"
     other = r"train-000\d\.tar: has changed since it was indexed; index it again: python scripts/index_shards.py"
-    patient, impatient = _served(_WORKER, "TIMEOUT_SECONDS=60"), _served(_WORKER, "TIMEOUT_SECONDS=6")
+    patient = _served(_WORKER, "TIMEOUT_SECONDS=60")
+    impatient = _served(_WORKER, "TIMEOUT_SECONDS=6")
     two = _served(_CACHE, flags=("-ngpus=2",))
     two_slow = _served(_CACHE, flags=("-ngpus=2",), answer=_slow_downloads)
     killed_check = _all_of(_resumed(2, _CACHE), nothing_left)

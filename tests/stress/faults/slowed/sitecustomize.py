@@ -15,7 +15,9 @@ from pathlib import Path
 
 class Slowed(MetaPathFinder):
     def __init__(self, module, function, seconds):
-        self.module, self.function, self.seconds = module, function, float(seconds)
+        self.module = module
+        self.function = function
+        self.seconds = float(seconds)
 
     def find_spec(self, name, path, target=None):
         if name != self.module:
