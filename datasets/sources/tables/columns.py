@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 from configs.schema import Data
@@ -21,7 +21,7 @@ from datasets.sources.tables.cells import (
     ways_on,
 )
 from datasets.sources.tables.files import FOLDERS, Layout, Table
-from datasets.sources.tables.places import LEVELS, Places
+from datasets.sources.tables.places import Places
 from datasets.sources.tables.search import find_places, with_folder
 from utils.errors import UserError
 from utils.notes import Note
@@ -141,28 +141,39 @@ def _columns_in(value: Any) -> list[str]:
 
 
 def _values_of(table: Table, path: str = "", places: Places | None = None) -> dict[str, set[str]]:
-    """The values of each column, all if they are few, and with `places` of `FOLDERS`, the first level of folders which
-    are all words of splits. path: the column of paths.
+    """The values of each column, all if they are few, and with `places` of `FOLDERS`, the first level of folders that
+    are splits: all are words of splits, or most of the others recur in such a folder, and are '' here, of train:
+    {a,b}/0.jpg test/{a,b}/0.jpg. path: the column of paths.
     """
     values: dict[str, set[str]] = {name: set() for name in (*table.header, FOLDERS)}
-    levels: dict[int, set[str]] = {level: set() for level in range(LEVELS)}  # all of whose folders are words of splits
+    levels = defaultdict[int, set[str]](set)  # the words of splits
+    others = defaultdict[int, set[str]](set)  # the other folders
+    inner = defaultdict[int, set[str]](set)  # the folders in those with such words
     seen = set[str]()  # most images are in few folders
     for _, cells in table:
         folder = places.folder_in(cells[path]) if places else ""
-        if places and levels and folder not in seen:
-            for level, one in enumerate(places.folders(cells[path])):
-                if one and one.lower() not in SPLIT_WORDS:
-                    levels.pop(level, None)
-                elif level in levels:
+        if places and folder not in seen:
+            folders = places.folders(cells[path])
+            for level, (one, next_one) in enumerate(pairwise([*folders, ""])):
+                if not one or one.lower() in SPLIT_WORDS:
                     levels[level].add(one)
+                elif len(others[level]) < _MAX_SEEN:
+                    others[level].add(one)
+                if one.lower() in SPLIT_WORDS:
+                    inner[level].add(next_one)
             if len(seen) < _MAX_SEEN:
                 seen.add(folder)
         for name, text in cells.items():
             if len(values[name]) <= 30:
                 values[name].add(text)
-    for level, folders in levels.items():
-        if places and not values[FOLDERS] and len({*_splits_of(FOLDERS, folders).values()}) > 1:
-            values[FOLDERS] = folders
+    for level, words in sorted(levels.items()):
+        recurring = others[level] & inner[level]
+        if others[level] and 2 * len(recurring) <= len(others[level]):
+            continue
+        if others[level]:
+            words.add("")
+        if places and not values[FOLDERS] and len({*_splits_of(FOLDERS, words).values()}) > 1:
+            values[FOLDERS] = words
             places.level = level
     return values
 

@@ -75,7 +75,7 @@ class Layout:
 
     def split_in(self, cells: Cells, places: Places) -> str:
         """The split of a row of a table with splits. places: of its images."""
-        text = places.folders(cells[self.path])[places.level] if self.split == FOLDERS else cells[self.split or ""]
+        text = places.split_folder(cells[self.path]) if self.split == FOLDERS else cells[self.split or ""]
         return self.split_of[text.lower()]
 
     def leaves_out(self, cells: Cells) -> bool:

@@ -10,9 +10,10 @@ from typing import NamedTuple
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.listing import list_directory
+from datasets.sources.path_words import SPLIT_WORDS
 from utils.notes import Note
 
-LEVELS = 4  # of folders, which may be splits
+_LEVELS = 4  # of folders, which may be splits
 ENDINGS = (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)
 
 
@@ -75,7 +76,12 @@ class Places:
     def folders(self, cell: str) -> list[str]:
         """The first folders of the file of an image, '' behind the last one: 'train' and 'a' of 'train/a/1.jpg'."""
         *folders, _ = self.find(cell).file.split("/")
-        return [*folders, *[""] * LEVELS][:LEVELS]
+        return [*folders, *[""] * _LEVELS][:_LEVELS]
+
+    def split_folder(self, cell: str) -> str:
+        """The folder with the word of a split at `level`; '' without one."""
+        folder = self.folders(cell)[self.level]
+        return folder if folder.lower() in SPLIT_WORDS else ""
 
     def folder_in(self, cell: str) -> str:
         """The folder in a cell, which alone decides `folders`; the whole cell where the name decides, too."""

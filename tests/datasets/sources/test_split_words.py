@@ -103,13 +103,15 @@ x/images/{train,valid,TEST}/{0,1,2,3}.png | | | 8 | 4
 {a,b}/{train,test}/{0,1,2,3}.png | | | 8 | 8
 {0,1,2,3}.png test/{0,1,2,3}.png | | | 4 | 4
 {a,b}/{0,1,2,3}.png {a,b}/test/{0,1}.png | | | 8 | 4
+{a,b}/{0,1,2,3}.png test/{a,b}/{0,1}.png | | | 8 | 4
+images/{a,b}/{0,1,2,3}.png images/test/{a,b}/{0,1}.png | | | 8 | 4
 {a,test}/{0,1,2,3}.png | | | 8 | 0
 """
 
 
 @each_row(PATHS)
 def test_folders_of_test_in_the_paths_of_a_table(images, before, image_root, trained, test, tmp_path):
-    """A level of folders whose names are all words of splits is one, and an empty cell in it is train."""
+    """A level of words of splits is one; in it an empty cell, or a folder that recurs in theirs, is train."""
     root = tmp_path / "e"
     paths = [path for one in images.split() for path in expand(one)]
     tree(root, *paths)
