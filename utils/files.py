@@ -160,11 +160,11 @@ def space_fix(problem: object) -> str:
     return "raise the limit on the size of a file (ulimit -f unlimited)" if is_limit else "free space"
 
 
-def make_own_folder(path: Path) -> None:
-    """Creates a folder of a run, with those above it, unless it exists. Raises UserError for a link."""
+def make_own_folder(path: Path, parents: bool = True) -> None:
+    """Creates a folder of a run, with those above it if `parents`, unless it exists. Raises UserError for a link."""
     if path.is_symlink():
         raise _not_own(path)
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(parents=parents, exist_ok=True)
 
 
 def _not_own(path: Path | str) -> UserError:

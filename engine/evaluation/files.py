@@ -262,7 +262,7 @@ class EvaluationFiles:
 
         model: the evaluated one, for the attention maps; without it there are none. Raises OSError.
         """
-        make_own_folder(self.folder)
+        make_own_folder(self.folder, parents=False)  # a run whose folder has been moved begins no other one
         shown = {index: (self.samples, index) for index in worst_mistakes(results.calibrated)}  # each takes a pass
         crops = write_pictures(self.folder / PICTURES, shown, self.config.data)
         note: str | None = NOT_DRAWN if crops else "no picture"  # why there are no attention maps
