@@ -89,9 +89,8 @@ def _roles_of(data: Data, dataset: str) -> dict[str, str | None]:
         names = [folders_of_split(paths, split)[split:] for paths in of_splits.values()]
         folder = "[^/]+/"
         if [] in names:  # train has none
-            folder = (
-                f"(?:(?:{'|'.join(re.escape(*name) for name in names if name)})/)?+"  # possessive: a split is no label
-            )
+            words = "|".join(re.escape(*name) for name in names if name)
+            folder = f"(?:(?:{words})/)?+"  # possessive: a split is no label
     found = dict[str, str | None]()
     for role, number in levels.items():
         expression = of_level(number - 1)

@@ -149,7 +149,7 @@ def _results(
 
 
 def _pairs(names: list[str]) -> list[tuple[Path, Path]]:
-    """The weight files of both models, or of two settings those of each seed that both have.
+    """The weight files of both models, or, of two settings, of both models of each seed in common.
 
     Raises UserError: a model beside a setting, or fewer than 3 seeds.
     """
@@ -255,7 +255,7 @@ def _at_goal(point: OperatingPoint | None, before: SampleResults, after: SampleR
     _, is_own = before.of_class(point.label)
     if is_own.all() or not is_own.any():
         raise UserError(NO_IMAGE)
-    print(f"The threshold of each model is chosen on these images; -metric={POINT} alone takes those of the weights")
+    print(f"These images choose both thresholds; -metric={POINT} alone takes the thresholds of the weights")
     values, limits_at = limits_at_goal(after, before, point)
     title = f"{OF_POINT[bool(point.specificity)]} of {point.name} at {point.title}"
     texts = [METRICS["top1"].text(value) for value in values]

@@ -101,7 +101,7 @@ def _local_shard(name: str, state: os.stat_result) -> Shard:
 
 
 _CHUNK_BYTES = 1 << 18
-# at most
+# the longest wait for a connection, and for the next bytes
 _CONNECT_SECONDS = 10.0
 _READ_SECONDS = 30.0
 _COALESCE_BYTES = 1 << 17  # gap of two ranges in one request: a connection reads it in about one latency

@@ -22,7 +22,7 @@ from datasets.sources.listing import paths_in
 from datasets.sources.path_words import label_in, of_level
 from datasets.sources.question import words_of
 from datasets.sources.rows import Rows
-from datasets.sources.samples import ImageFiles
+from datasets.sources.samples import ImageFiles, is_multi_hot
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
 from datasets.sources.source import Wanted
 from datasets.sources.tables.columns import find_layout, likely_columns
@@ -69,16 +69,17 @@ def suggest_groups(listing: ImageFiles, data: Data, table: Table | None, is_cut:
     if data.groups or properties_of(data.dataset).groups_by == "field":
         return []
     notes = []
+    purpose = "to keep the images of each in one split" if is_cut else "to check the splits, and for figures of groups"
     if table:
-        notes = _cases_in_column(table, data)
+        notes = _cases_in_column(table, data, purpose)
     elif not data.labels:
-        notes = _cases_in_folders(listing) or _cases_beside(listing, data)
+        notes = _cases_in_folders(listing, purpose) or _cases_beside(listing, data, purpose)
     if notes or not is_cut:
         return notes
     return _cases_in_names(listing)
 
 
-def _cases_in_column(table: Table, data: Data) -> list[Note]:
+def _cases_in_column(table: Table, data: Data, purpose: str) -> list[Note]:
     """Of columns by their names, and by values that recur, are more than a few categories, and of which each class has
     several. The fewest values are first, such as of a site with several sequences of images.
     """
@@ -92,31 +93,26 @@ def _cases_in_column(table: Table, data: Data) -> list[Note]:
         label = "" if data.multi_label else " ".join(layout.labels_in(cells))
         for name, pairs in in_classes.items():
             pairs[cells[name], label] += 1
-    return _note_on_columns(table, in_classes)
+    return _note_on_columns(table, in_classes, purpose)
 
 
-def _cases_beside(listing: ImageFiles, data: Data) -> list[Note]:
+def _cases_beside(listing: ImageFiles, data: Data, purpose: str) -> list[Note]:
     """Of columns of a table beside class folders that names all images, as `_cases_in_column`."""
+    targets = listing.arrays["targets"].tolist()
     for table in _tables_beside(listing, data):
         in_classes = dict[str, Counter[tuple[str, str]]]()
         for name in filter(_COLUMN.fullmatch, table.header):
             with suppress(UserError):  # it cannot be read, or an image has two groups
                 groups = _groups_in_column(listing, table, data, name)
                 if groups:
-                    in_classes[name] = Counter(zip(groups, _classes_of(listing), strict=True))
-        notes = _note_on_columns(table, in_classes)
+                    in_classes[name] = Counter(zip(groups, map(str, targets), strict=True))
+        notes = _note_on_columns(table, in_classes, purpose)
         if notes:
             return notes
     return []
 
 
-def _classes_of(listing: ImageFiles) -> list[str]:
-    """The class of each image, as a text; one class if images have several labels."""
-    targets = listing.arrays["targets"]
-    return [*map(str, targets)] if targets.ndim == 1 else [""] * len(targets)
-
-
-def _note_on_columns(table: Table, in_classes: Mapping[str, Counter[tuple[str, str]]]) -> list[Note]:
+def _note_on_columns(table: Table, in_classes: Mapping[str, Counter[tuple[str, str]]], purpose: str) -> list[Note]:
     """in_classes: of each column, the images of each value in each class."""
     sizes = {name: len({value for value, _ in pairs}) for name, pairs in in_classes.items() if _are_groups(pairs)}
     if not sizes:
@@ -127,7 +123,7 @@ def _note_on_columns(table: Table, in_classes: Mapping[str, Counter[tuple[str, s
         f"-opts {words_of(groups=name)} ({sizes[name]:,} values, {number / sizes[name]:.3g} images a value)"
         for name in found
     ]
-    return [Note("screen", f"{table.file}: to keep the images of a value in one split: {' or '.join(options)}")]
+    return [Note("screen", f"{table.file}: {purpose}: {' or '.join(options)}")]
 
 
 def _are_groups(rows: Counter[tuple[str, str]]) -> bool:
@@ -138,7 +134,7 @@ def _are_groups(rows: Counter[tuple[str, str]]) -> bool:
     return are_several and "" not in values  # each image needs a group
 
 
-def _cases_in_folders(listing: ImageFiles) -> list[Note]:
+def _cases_in_folders(listing: ImageFiles, purpose: str) -> list[Note]:
     """Of folders with numbers in the class folders: colon/{p01,p02}."""
     if len(listing.class_names) < 2 or not all("/" in folder for folder in listing.sizes):
         return []
@@ -150,12 +146,7 @@ def _cases_in_folders(listing: ImageFiles) -> list[Note]:
     if len(dict(cases)) < min(len(cases), FEWEST):  # a few are in several classes, as magnifications
         return []
     text = f"{len(cases)} folders with numbers in the class folders, such as {shorten(min(cases)[0])}"
-    return [
-        Note(
-            "screen",
-            f"{listing.root}: {text}; to keep the images of each in one split: -opts {words_of(groups=expression)}",
-        )
-    ]
+    return [Note("screen", f"{listing.root}: {text}; {purpose}: -opts {words_of(groups=expression)}")]
 
 
 def case_folders(paths: Sequence[str], of_labels: int, fewest: int = 2) -> str:
@@ -170,7 +161,8 @@ def case_folders(paths: Sequence[str], of_labels: int, fewest: int = 2) -> str:
 def _cases_in_names(listing: ImageFiles) -> list[Note]:
     """Of the first expression whose text are cases in the names of files: P1001_1.jpg, P1001_2.jpg."""
     paths = [*map(to_nfc, islice(listing.places, 20_000))]
-    classes = _classes_of(listing)
+    targets = listing.arrays["targets"]
+    classes = [0] * len(targets) if is_multi_hot(targets) else targets.tolist()
     undated = (_NO_CASE.sub(lambda match: re.sub(r"\d", "x", match[0]), path) for path in paths)
     stems = [os.path.splitext(path)[0] for path in undated]
     if 4 * sum(_COPY.search(os.path.basename(stem)) is not None for stem in stems) > len(stems):
@@ -185,7 +177,7 @@ def _cases_in_names(listing: ImageFiles) -> list[Note]:
     return []
 
 
-def _are_cases(stems: Sequence[str], spans: Sequence[tuple[int, int]], classes: Sequence[str]) -> bool:
+def _are_cases(stems: Sequence[str], spans: Sequence[tuple[int, int]], classes: Sequence[int]) -> bool:
     """Whether the texts in the spans are cases, unlike classes, single images, and numbers of a camera or of times."""
     cases = [stem[start:end] for stem, (start, end) in zip(stems, spans, strict=True)]
     rests = [stem[end:] for stem, (_, end) in zip(stems, spans, strict=True)]
@@ -242,7 +234,7 @@ def group(rows: Rows, wanted: Wanted) -> Rows:
 
 def _notes_on_mixed(groups: PackedStrings, targets: np.ndarray) -> list[Note]:
     """A line if the images of each group have several classes, so that there are no figures of groups."""
-    if targets.ndim == 2:
+    if is_multi_hot(targets):
         return []
     sizes = Counter(group for group, _ in {*zip(groups, targets.tolist(), strict=True)})
     page = "docs/evaluation.md#groups-of-several-classes"

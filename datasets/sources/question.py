@@ -5,7 +5,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pkgutil import resolve_name
 from shlex import quote
 from typing import Any
 
@@ -40,8 +39,10 @@ class Answer:
 
     @cached_property
     def rows(self) -> Any:
-        """The `Rows` of `datasets.reading.read_alone`, which is above this module. Raises UserError."""
-        return resolve_name("datasets.reading:read_alone")(self.data)
+        """The `Rows` of `read_alone`. Raises UserError."""
+        from datasets.reading import read_alone  # late: it is above this module, which asks what it reads
+
+        return read_alone(self.data)
 
     def tried(self) -> "Answer | None":
         """This answer, or the first one to the question in which it ends; None if it ends in another error."""

@@ -51,12 +51,12 @@ def paired_limits(new: SampleResults, old: SampleResults, metric: Metric) -> Lim
     kish = min(figure.kish for figure in figures)
     steps = float(sum(figure.step**2 for figure in figures))
     freedom = freedom_of(changes, kish, units)
-    alike = kish * len(units.of_rows) / units.number if variance > ROUNDING else kish
+    images = kish * len(units.of_rows) / units.number if variance > ROUNDING else kish
     if round(kish, 6) < 2:
         return _no_limits
 
     def limits_at(factor: float) -> tuple[float, float]:
-        least = metric.is_percent * steps / (factor * alike + 2) ** 2
+        least = metric.is_percent * steps / (factor * images + 2) ** 2
         quantile = float(t_quantile(max(factor * (freedom + 1) - 1, 1)))
         return _around(difference, quantile * math.sqrt(max(variance / factor, least)), metric)
 
@@ -120,8 +120,8 @@ def limits_at_goal(new: SampleResults, old: SampleResults, point: OperatingPoint
 
     units = units_of(old.take(rows))
     strata = np.zeros(units.number, bool) if units.are_groups else is_own
-    alike = float(np.sum(is_own if point.specificity else ~is_own))
-    return figures(slice(None)), _bootstrap(gain, units, strata, alike)
+    images = float(np.sum(is_own if point.specificity else ~is_own))
+    return figures(slice(None)), _bootstrap(gain, units, strata, images)
 
 
 def _check_groups(*models: SampleResults) -> None:
@@ -130,13 +130,13 @@ def _check_groups(*models: SampleResults) -> None:
 
 
 def _bootstrap(
-    gain: Callable[[np.ndarray], float], units: Units, strata: np.ndarray | None = None, alike: float = math.inf
+    gain: Callable[[np.ndarray], float], units: Units, strata: np.ndarray | None = None, images: float = math.inf
 ) -> LimitsAt:
     """An expanded percentile bootstrap of pairs: the units are drawn for both models together, of each stratum its
     number (Efron and Tibshirani, 1993), and the distances are times t / 1.96 * sqrt(U / (U - 1)) (Hesterberg, 2015) of
     the smallest stratum. Of more images its limits are nearer by the square root.
 
-    gain: of the samples drawn, int64 (M,). alike: the images of the figure, for the least distance of `paired_limits`.
+    gain: of the samples drawn, int64 (M,). images: the ones of the figure, for the least distance of `paired_limits`.
     """
     sides = [np.arange(units.number)]
     if strata is not None:
@@ -158,7 +158,7 @@ def _bootstrap(
         at_factor = number * factor
         quantile = float(t_quantile(at_factor - 1))
         expanded = quantile / Z * math.sqrt(at_factor / (at_factor - 1) / factor)
-        least = 100 * quantile * math.sqrt(2) / (factor * alike + 2)
+        least = 100 * quantile * math.sqrt(2) / (factor * images + 2)
         low, high = expanded * ends
         return max(difference + min(low, -least), -100), min(difference + max(high, least), 100)
 

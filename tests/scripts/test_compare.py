@@ -421,7 +421,7 @@ def test_one_goal_needs_no_threshold_in_the_weights(grown, capsys):
     assert compared(old, new, *goal) == 0
     text = capsys.readouterr().out
     assert "specificity of class0 at 70% sensitivity" in text
-    assert "chosen on these images" in text
+    assert "choose both thresholds" in text
 
 
 def test_test_images_are_advised_only_where_the_run_has_some(grown, tmp_path, capsys):

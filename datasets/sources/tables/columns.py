@@ -141,41 +141,59 @@ def _columns_in(value: Any) -> list[str]:
 
 
 def _values_of(table: Table, path: str = "", places: Places | None = None) -> dict[str, set[str]]:
-    """The values of each column, all if they are few, and with `places` of `FOLDERS`, the first level of folders that
-    are splits: all are words of splits, or most of the others recur in such a folder, and are '' here, of train:
-    {a,b}/0.jpg test/{a,b}/0.jpg. path: the column of paths.
+    """The values of each column, all if they are few, and with `places` of `FOLDERS`, see `_FoldersOfSplits`. path: the
+    column of paths.
     """
     values: dict[str, set[str]] = {name: set() for name in (*table.header, FOLDERS)}
-    levels = defaultdict[int, set[str]](set)  # the words of splits
-    others = defaultdict[int, set[str]](set)  # the other folders
-    inner = defaultdict[int, set[str]](set)  # the folders in those with such words
-    seen = set[str]()  # most images are in few folders
+    folders = _FoldersOfSplits()
     for _, cells in table:
-        folder = places.folder_in(cells[path]) if places else ""
-        if places and folder not in seen:
-            folders = places.folders(cells[path])
-            for level, (one, next_one) in enumerate(pairwise([*folders, ""])):
-                if not one or one.lower() in SPLIT_WORDS:
-                    levels[level].add(one)
-                elif len(others[level]) < _MAX_SEEN:
-                    others[level].add(one)
-                if one.lower() in SPLIT_WORDS:
-                    inner[level].add(next_one)
-            if len(seen) < _MAX_SEEN:
-                seen.add(folder)
+        if places:
+            folders.add(cells[path], places)
         for name, text in cells.items():
             if len(values[name]) <= 30:
                 values[name].add(text)
-    for level, words in sorted(levels.items()):
-        recurring = others[level] & inner[level]
-        if others[level] and 2 * len(recurring) <= len(others[level]):
-            continue
-        if others[level]:
-            words.add("")
-        if places and not values[FOLDERS] and len({*_splits_of(FOLDERS, words).values()}) > 1:
-            values[FOLDERS] = words
-            places.level = level
+    if places:
+        places.level, values[FOLDERS] = folders.first_level()
     return values
+
+
+class _FoldersOfSplits:
+    """The folders of the paths by level; the first level that are splits: all are words of splits, or most of the
+    others recur in such a folder, and are '' here, of train: {a,b}/0.jpg test/{a,b}/0.jpg.
+    """
+
+    def __init__(self) -> None:
+        self._seen = set[str]()  # most images are in few folders
+        self._words = defaultdict[int, set[str]](set)
+        self._others = defaultdict[int, set[str]](set)
+        self._inner = defaultdict[int, set[str]](set)  # the folders in those with words of splits
+
+    def add(self, cell: str, places: Places) -> None:
+        folder = places.folder_in(cell)
+        if folder in self._seen:
+            return
+        if len(self._seen) < _MAX_SEEN:
+            self._seen.add(folder)
+        for level, (name, next_name) in enumerate(pairwise([*places.folders(cell), ""])):
+            is_word = name.lower() in SPLIT_WORDS
+            if is_word:
+                self._inner[level].add(next_name)
+            if is_word or not name:
+                self._words[level].add(name)
+            elif len(self._others[level]) < _MAX_SEEN:
+                self._others[level].add(name)
+
+    def first_level(self) -> tuple[int, set[str]]:
+        """The level and its folders; none without one."""
+        for level, words in sorted(self._words.items()):
+            others = self._others[level]
+            recurring = others & self._inner[level]
+            if others and 2 * len(recurring) <= len(others):
+                continue
+            folders = words | {""} if others else words
+            if len({*_splits_of(FOLDERS, folders).values()}) > 1:
+                return level, folders
+        return 0, set()
 
 
 def _find_labels(

@@ -148,6 +148,14 @@ def test_the_images_of_a_run_are_fixed_and_the_advised_command_trains_on_others(
         assert run_here("-eval", f"-resume={folder}", f"-output={tmp_path / 'eval'}", "-opts", *changed) == 0
 
 
+def test_a_dry_run_checks_the_checkpoint_and_does_not_train(stopped, digits_argv):
+    argv = ["-dry_run", f"-resume={stopped}", *digits_argv]
+    with refused(r"MODEL\.EMBED_DIM"):
+        run_here(*argv, "MODEL.EMBED_DIM=32")
+    run_here(*argv, "MODEL.PRETRAINED=gone.pth")
+    assert load_checkpoint(stopped / "last.pth")["done_steps"] == 3
+
+
 def test_resume_reads_the_checkpoint_after_locking_the_folder(stopped, digits_argv, monkeypatch):
     """The previous run may still write; the resumed run waits for the lock and then reads the checkpoint."""
     early = (stopped / "last.pth").read_bytes()

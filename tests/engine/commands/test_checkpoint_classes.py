@@ -164,6 +164,14 @@ def test_a_renamed_class_keeps_its_images_and_its_output(images, tmp_path):
     assert held_out_of(folder) == held_out
 
 
+def test_two_renamed_classes(trained, images, tmp_path):
+    data = shutil.copytree(images, tmp_path / "data")
+    for old, new in (("bee", "007"), ("ant", "Käfer")):
+        (data / old).rename(data / new)
+    result, _ = evaluate(trained / "best.pth", data, tmp_path / "last", "DATA.RENAME={bee: '007', ant: Käfer}")
+    assert result["samples"] == 80
+
+
 def test_merged_classes_add_their_probabilities(trained, images, tmp_path):
     def figures(data, name, *options):
         result, _ = evaluate(trained / "best.pth", data, tmp_path / name, "EVAL.SAVE_LOGITS=true", *options)

@@ -27,15 +27,19 @@ from pytest import approx, fixture, mark
 
 from engine.checkpoint.files import load_checkpoint
 from engine.evaluation.evaluate import Evaluator
+from engine.evaluation.files import NOT_DRAWN, EvaluationFiles
 from engine.evaluation.session import build_eval_model
 from engine.report.contents import read_contents
 from engine.run.record import read_run
+from engine.training import end
 from utils.files import read_json, tensor_bytes
 from utils.metric_table import METRICS
 from utils.notes import STATUS
 
 # EVAL.BEST_METRIC
 
+# The weights never change, so the first evaluation is the best.
+CONSTANT = cli("TRAIN.BASE_LR=0 TRAIN.WARMUP_START_LR=0 TRAIN.NUM_EPOCHS=6 TRAIN.WARMUP_EPOCHS=0")
 VALUES = [float("nan"), 50.0, 70.0, 70.0, 60.0]  # of the epochs: no value, best, best, a tie, worse
 LOSSES = [0.1, 2.0, 3.0, 3.0, 0.1]
 
@@ -97,17 +101,45 @@ def test_the_best_epoch_is_evaluated_once_and_its_model_is_built_after_the_train
     monkeypatch.setattr("engine.training.end.build_eval_model", build)
     monkeypatch.setattr(Evaluator, "evaluate", lambda *given: evaluated.append(1) or evaluate(*given))
     before = tensor_bytes_in_memory()
-    constant = ["TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0", "TRAIN.NUM_EPOCHS=2"]
-    folder = train([*digits_argv, "MODEL.EMBED_DIM=128", *constant, option])
+    folder = train([*digits_argv, "MODEL.EMBED_DIM=128", *CONSTANT, "TRAIN.NUM_EPOCHS=2", option])
     assert min(left) - before < tensor_bytes(states(folder)["model"]) / 4
     assert (read_result(folder)["epoch"], len(evaluated)) == (1, evaluations)
     assert read_json(folder / "evaluation/summary.json")["top1"] == read_result(folder)["top1"]
 
 
-# TRAIN.PATIENCE
+def test_files_that_a_killed_start_has_left_of_the_best_epoch_are_written_again(digits_argv, monkeypatch):
+    record = end._record_training
 
-# The weights never change, so the first evaluation is the best.
-CONSTANT = cli("TRAIN.BASE_LR=0 TRAIN.WARMUP_START_LR=0 TRAIN.NUM_EPOCHS=6 TRAIN.WARMUP_EPOCHS=0")
+    def leave_files(trainer):
+        record(trainer)
+        folder = trainer.outputs.evaluation.folder
+        folder.mkdir()
+        (folder / "summary.json").write_text('{"epoch": 1, "top1": -1, "attention": null}')
+        (folder / "tables.json").write_text("{}")
+
+    monkeypatch.setattr(end, "_record_training", leave_files)
+    folder = train([*digits_argv, *CONSTANT, "TRAIN.NUM_EPOCHS=2"], pictures=True)
+    summary = read_json(folder / "evaluation/summary.json")
+    assert summary["top1"] == read_result(folder)["top1"]
+    assert summary["attention"] != NOT_DRAWN
+
+
+def test_a_run_whose_folder_is_moved_before_its_evaluation_files_begins_no_other_one(
+    digits_argv, tmp_path, monkeypatch
+):
+    write = EvaluationFiles.write
+
+    def move(files, *given, **about):
+        files.folder.parent.rename(tmp_path / "elsewhere")
+        return write(files, *given, **about)
+
+    monkeypatch.setattr(EvaluationFiles, "write", move)
+    with refused("cannot be saved"):
+        run_here(*digits_argv)
+    assert not [*(tmp_path / "out").iterdir()]
+
+
+# TRAIN.PATIENCE
 
 
 @fixture
