@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,21 +17,17 @@ from utils.errors import UserError
 PLACEHOLDER = "VALUE"  # in an option, of a value that only a person knows
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Answer:
     """What a training with some options of DATA reads; it is read once, when it is first asked for.
 
-    options: as a shell reads them. text: of the question. is_known: False if a person writes a value in place of
-    `PLACEHOLDER`; `data` lack its key.
+    options: as a shell reads them, behind -opts. is_known: False if a person writes a value in place of `PLACEHOLDER`;
+    `data` lack its key.
     """
 
     data: Data
     options: str = ""
-    text: str = ""
     is_known: bool = True
-
-    def __str__(self) -> str:
-        return self.text
 
     @property
     def path(self) -> str:
@@ -47,7 +43,7 @@ class Answer:
     def tried(self) -> "Answer | None":
         """This answer, or the first one to the question in which it ends; None if it ends in another error."""
         try:
-            self.rows  # noqa: B018  # reads
+            _ = self.rows
         except UserError as error:
             question = error.__cause__ or error
             answers = question.answers if isinstance(question, Question) else []
@@ -90,12 +86,19 @@ def _paths_of(samples: Samples) -> list[str]:
     return [os.path.abspath(samples.name(index)) for index in range(len(samples))]
 
 
-class Question(UserError):
-    """An error that asks how data are read. ways: the texts behind the problem, and answers, whose options it has."""
+class Way(NamedTuple):
+    """A text of a question, and the answer whose options it has."""
 
-    def __init__(self, problem: str, ways: Sequence[Answer | str] = ()) -> None:
-        super().__init__(problem + "; or ".join(filter(None, map(str, ways))))
-        self.answers = [one for one in ways if isinstance(one, Answer)]
+    text: str
+    answer: Answer | None = None
+
+
+class Question(UserError):
+    """An error that asks how data are read. ways: behind the problem."""
+
+    def __init__(self, problem: str, ways: Sequence[Way] = ()) -> None:
+        super().__init__(problem + "; or ".join(way.text for way in ways))
+        self.answers = [way.answer for way in ways if way.answer]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Other processes get the text alone."""
@@ -122,8 +125,7 @@ def with_columns(data: Data, changes: dict[str, Any], several: bool = False) -> 
     found: dict[str, Any] = {"columns": columns} if columns else {}
     if several or (None in columns.get("cells", {}).values() and isinstance(columns.get("label"), list)):
         found["multi_label"] = True
-    options = words_of(**found)
-    return Answer(data.changed(**found), options, f"-opts {options}")
+    return Answer(data.changed(**found), words_of(**found))
 
 
 def without_empty(data: Data, is_one_hot: bool) -> Answer:

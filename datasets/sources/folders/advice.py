@@ -21,7 +21,7 @@ from datasets.sources.folders.labels import by_split, is_mask, without_masks
 from datasets.sources.groups import FEWEST, IDENTIFIER, case_folders
 from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, label_in, of_level, split_of, word_in
-from datasets.sources.question import PLACEHOLDER, Answer, Question, with_columns, without_empty, words_of
+from datasets.sources.question import PLACEHOLDER, Answer, Question, Way, with_columns, without_empty, words_of
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, to_nfc
 from datasets.sources.tables.cells import Columns
@@ -84,21 +84,21 @@ class TableBeside(NamedTuple):
     """
 
     file: Path
-    ways: list[Answer | str]
+    ways: list[Way]
 
     @property
     def answers(self) -> list[Answer]:
-        return [one for one in self.ways if isinstance(one, Answer)]
+        return [way.answer for way in self.ways if way.answer]
 
     def or_folders(self, listing: ImageFiles, given: Path) -> Question:
         """The question if the labels are here or in the folders (DATA.CLASS_FOLDERS). given: DATA_PATH."""
         question = f"are the folders the classes, all for training, or are labels and splits in {self.file}?"
         own = _class_of(listing).items()
         confirmed = (_folders(place, class_folders=True) for place in (given, listing.root))
-        found = [*islice((one for one in confirmed if one.is_read and own <= one.labels.items()), 1)]
-        for one in found:
-            one.text = f"{one.path} -opts {one.options} trains on the folders, {list_names(listing.class_names, 3)}"
-        return Question(f"{listing.root}: {question} ", [*self.ways, *found])
+        found = islice((one for one in confirmed if one.is_read and own <= one.labels.items()), 1)
+        names = list_names(listing.class_names, 3)
+        of_folders = [Way(f"{one.path} -opts {one.options} trains on the folders, {names}", one) for one in found]
+        return Question(f"{listing.root}: {question} ", [*self.ways, *of_folders])
 
 
 def _folders(place: Path, **changes: Any) -> Answer:
@@ -123,7 +123,7 @@ def table_of_other_labels(listing: ImageFiles, root: Path) -> TableBeside | None
             return table
     for table in tables_beside(root, listing.root, listing.class_names):
         if any(2 * len({*one.labels.values()}) <= len(listing.class_names) for one in table.answers[:1]):
-            return TableBeside(table.file, ["docs/data.md#labels-of-folders makes a table of images"])
+            return TableBeside(table.file, [Way("docs/data.md#labels-of-folders makes a table of images")])
     return None
 
 
@@ -144,7 +144,7 @@ def tables_beside(
         place = next((one for one in (root, file.parent) if table_file(one, "train") == file), file)
         with suppress(UserError, ValueError):  # a column without a name cannot be given
             candidates, is_named = likely_columns(open_table(file, _ANY), stems)
-            ways = list[Answer | str]()
+            ways = list[Way]()
             for columns in candidates:
                 if "label" not in columns:
                     continue
@@ -154,9 +154,11 @@ def tables_beside(
                     counts = found.counts
                     classes = list_names([f"{name} ({counts[name]})" for name in sorted(counts)], _MAX_NAMES)
                     fill_in = "" if found.is_known else f", with the value of test in place of {PLACEHOLDER}"
-                    found.text = f"{found.options} trains on its {len(counts)} classes, {classes}{fill_in}"
+                    image_root = found.data.image_root
+                    more = f" {words_of(image_root=image_root)}" if image_root else ""
+                    option = f"-dataset=csv {found.path} -opts {found.options}{more}"
                     seen[found] = file
-                    ways.append(found)
+                    ways.append(Way(f"{option} trains on its {len(counts)} classes, {classes}{fill_in}", found))
             if candidates and not ways:
                 ways = _advise_join(file, any_labels)
             if ways:
@@ -174,8 +176,6 @@ def _answer_of(place: Path, columns: Columns, folder: Path, known: Set[str]) -> 
         data = Data.model_validate({**given, "IMAGE_ROOT": image_root})
         found = with_columns(data, {}, data.multi_label).tried() or without_empty(data, is_one_hot).tried()
         if found and not known.isdisjoint(found.labels):
-            root = f" {words_of(image_root=image_root)}" if image_root else ""
-            found.options = f"-dataset=csv {found.path} -opts {found.options}{root}"
             return found
     return None
 
@@ -198,7 +198,7 @@ def _adds_labels(answer: Answer, file: Path, known: Set[str], is_named: bool, se
     return not any(_have_same_classes(labels, one.labels) for one in others)
 
 
-def _advise_join(file: Path, any_labels: bool) -> list[Answer | str]:
+def _advise_join(file: Path, any_labels: bool) -> list[Way]:
     """The way on if a table beside the one that names the images shares a column with it, and has others.
 
     any_labels: also without a column whose name says that it has labels.
@@ -212,7 +212,7 @@ def _advise_join(file: Path, any_labels: bool) -> list[Answer | str]:
         shared = [name for name in names if name in header]
         added = [name for name in names if name not in shared]
         if shared and (any(map(_LABEL_NAME.search, added)) or (added and any_labels)):
-            return [f"{TWO_TABLES} of {file} and {other}, which share the column {shorten(shared[0])}"]
+            return [Way(f"{TWO_TABLES} of {file} and {other}, which share the column {shorten(shared[0])}")]
     return []
 
 
@@ -250,39 +250,35 @@ def unclear(given: Path, root: Path, problem: str) -> UserError:
     ways = ways or _other_data(root, images)
     if len(names) > 1 and not (trainings or {*map(str.lower, names)} <= SPLIT_WORDS.keys()):
         classes = _folders(given, class_folders=True, groups=case_folders(images, 0, FEWEST))
-        classes.text = f"if each of these folders is a class, -opts {classes.options}"
-        ways += [classes] if classes.is_read else []
+        if classes.is_read:
+            ways.append(Way(f"if each of these folders is a class, -opts {classes.options}", classes))
     shown = list_names(names, _MAX_SHOWN) or "if it is one of the classes, give the folder around it"
     return Question(f"{root}: {problem}: {shown}; ", ways)
 
 
-def _tables_or_folders(
-    root: Path, levels: Levels, trainings: Sequence[str], images: Sequence[str]
-) -> list[Answer | str]:
+def _tables_or_folders(root: Path, levels: Levels, trainings: Sequence[str], images: Sequence[str]) -> list[Way]:
     """PaddleViT's lists; else names for folders of splits, tables beside the images, apart from those for tests, and
     inner folders.
     """
     if all((root / f"{split}_list.txt").is_file() for split in ("train", "val")):
         lists = _folders(root, dataset="imagenet2012")
-        lists.text = f"-dataset=imagenet2012 {lists.path} reads its lists"
-        return [lists]
+        return [Way(f"-dataset=imagenet2012 {lists.path} reads its lists", lists)]
     used = [path for path in images if word_in(path.partition("/")[0]) not in ("test", "none")]
     ways = _advise_renaming([*levels.sizes])
     for table in tables_beside(root, root, without_masks(used)[0], any_labels=True):
         ways += table.ways
     inner = (_folders(path).tried() for path in _candidates(root, levels, trainings, images))  # or one in it
     for one in islice((one for one in inner if one and not one.options), max(1, len(trainings))):
-        one.text = f"give {one.path} if it is the data set"
-        ways.append(one)
+        ways.append(Way(f"give {one.path} if it is the data set", one))
     return ways
 
 
-def _advise_renaming(names: Sequence[str]) -> list[Answer | str]:
+def _advise_renaming(names: Sequence[str]) -> list[Way]:
     """Of folders that are called as splits in other words than the ones that are read: their images are not one set."""
     lower = {*map(str.lower, names)}
     if lower <= SPLIT_NAMES.keys() or not lower <= SPLIT_WORDS.keys():
         return []
-    return [f"if they are splits, rename them to {', '.join(SPLIT_WORDS[name.lower()] for name in names)}"]
+    return [Way(f"if they are splits, rename them to {', '.join(SPLIT_WORDS[name.lower()] for name in names)}")]
 
 
 def _candidates(root: Path, levels: Levels, trainings: Sequence[str], images: Sequence[str]) -> Iterator[Path]:
@@ -323,28 +319,27 @@ def notes_on_lists(root: Path, listing: ImageFiles) -> list[Note]:
     return notes
 
 
-def _other_data(root: Path, images: Sequence[str]) -> list[Answer | str]:
+def _other_data(root: Path, images: Sequence[str]) -> list[Way]:
     """The lists that are not read, and a way to read well-known data."""
     stems = set(map(_stem, images))
     lists = [path for path in files_beside(root) if names_images(path, stems) or re.search(WORKBOOK, path.name)]
     lists = lists or [*islice(root.rglob("*.json"), 1)]  # of a single image
-    move = "move the images of each class into one folder (docs/data.md#labels-of-folders)"
-    public = "-dataset=torchvision/NAME reads public data sets"
+    move = Way("move the images of each class into one folder (docs/data.md#labels-of-folders)")
+    public = Way("-dataset=torchvision/NAME reads public data sets")
     if not lists:
-        return [f"{move}; {public}"]
+        return [Way(f"{move.text}; {public.text}")]
     names = f"not read: {', '.join(map(str, lists[:_MAX_SHOWN]))}; if the labels are in it, "
     answer = _folders(lists[0], dataset="csv")
     if lists[0].suffix.lower() not in TABLE_SUFFIXES:
-        answer.text = f"{names}docs/data.md#labels-in-json makes a table of JSON, or save a workbook as CSV"
+        way = Way(f"{names}docs/data.md#labels-in-json makes a table of JSON, or save a workbook as CSV")
     elif answer.is_read and any(map(os.path.isfile, answer.labels)):
-        answer.text = f"{names}-dataset=csv {answer.path}"
-        return [answer, move, public]
+        way = Way(f"{names}-dataset=csv {answer.path}", answer)
     else:
-        answer.text = f"{names}name its columns and the folder of its images (DATA.COLUMNS, DATA.IMAGE_ROOT)"
-    return [answer.text, move, public]
+        way = Way(f"{names}name its columns and the folder of its images (DATA.COLUMNS, DATA.IMAGE_ROOT)")
+    return [way, move, public]
 
 
-def _labels_in_paths(root: Path) -> list[Answer | str]:
+def _labels_in_paths(root: Path) -> list[Way]:
     """The trainings on labels in the paths of the images in `root`, which keep cases together.
 
     None without evidence: folders that recur in several folders, or files whose names differ in a number or in another
@@ -358,20 +353,21 @@ def _labels_in_paths(root: Path) -> list[Answer | str]:
     if {"train", "test"} <= {split_of(os.path.basename(path)) for path in paths}:
         return []  # which only a table can read
     used = of_split["train"] + of_split.get("val", [])
-    found = list[Answer]()
+    ways = list[Way]()
+    names: Collection[str] = ()
     for expression, of_labels in _expressions(used, level):
         labels = Counter(label_in(expression, path) for path in of_split["train"])
         if not _are_classes(labels):
             continue
         answer = _folders(root, labels=expression, groups=case_folders(used, of_labels))
-        if not answer.is_read or (found and found[0].counts.keys() == answer.counts.keys()):
+        if not answer.is_read or answer.counts.keys() == names:
             continue
-        names = list_names(sorted(answer.counts), _MAX_NAMES)
-        answer.text = f"-opts {answer.options} reads {len(answer.counts)} classes in the paths, {names}"
-        found.insert(0, answer)
-        if len(found) == 2 or not all(re.search(r"[\W_]\d", label) for label in labels):
+        names = answer.counts.keys()
+        shown = list_names(sorted(names), _MAX_NAMES)
+        ways.insert(0, Way(f"-opts {answer.options} reads {len(names)} classes in the paths, {shown}", answer))
+        if len(ways) == 2 or not all(re.search(r"[\W_]\d", label) for label in labels):
             break
-    return [*found]
+    return ways
 
 
 def _are_classes(labels: Counter[str]) -> bool:

@@ -21,7 +21,7 @@ from datasets.sources.class_names import list_names, positions
 from datasets.sources.groups import suggest_groups
 from datasets.sources.listing import name_like, paths_in
 from datasets.sources.path_words import SPLIT_NAMES, word_in
-from datasets.sources.question import Answer, Question, with_columns, without_empty
+from datasets.sources.question import Question, Way, with_columns, without_empty
 from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arrays, spread
 from datasets.sources.shared_arrays import StringPacker, to_arrays
 from datasets.sources.source import Source, Wanted, without_labels
@@ -119,7 +119,8 @@ class Tables(Source):
         if "val" in tables:  # of train.csv, rows of val and test are not trained on
             file = tables[whole].file
             if layout.split == FOLDERS and "test" in splits:
-                ways: list[Answer | str] = [with_columns(self.data, {"split": None}), "remove their rows"]
+                answer = with_columns(self.data, {"split": None})
+                ways = [Way(f"-opts {answer.options}", answer), Way("remove their rows")]
                 raise Question(f"{file}: images of train are in folders of test; if they are for training, ", ways)
             if "val" in splits and layout.split != FOLDERS:
                 text = f"rows of val in column {layout.split} are not read, beside {tables['val'].file}"
@@ -392,11 +393,11 @@ def _refuse_several_labels(rows: TableRows, data: Data) -> None:
         if len(target) > 1 or is_marked or are_known or is_list or _NUMBERS.fullmatch(text):
             line = rows.lines[rows.row_target_ids.index(target_id)]
             several = with_columns(data, {}, several=True)
-            several.text = f"-dataset=csv {several} trains with several, or write one per image (1, not 1,0)"
-            ways = [several]
+            options = f"-dataset=csv -opts {several.options}"
+            ways = [Way(f"{options} trains with several, or write one per image (1, not 1,0)", several)]
             if kept := _one_per_image(rows):
-                ways.insert(0, with_columns(data, {"label": kept}))
-                ways[0].text = f"-dataset=csv {ways[0]} trains with one per image"
+                one = with_columns(data, {"label": kept})
+                ways.insert(0, Way(f"-dataset=csv -opts {one.options} trains with one per image", one))
             raise Question(f"{rows.file}:{line}: target {shorten(text)} has several labels; ", ways)
 
 

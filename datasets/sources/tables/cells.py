@@ -8,7 +8,7 @@ import numpy as np
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.sources.question import Question, with_columns
+from datasets.sources.question import Question, Way, with_columns
 from datasets.sources.samples import UNKNOWN
 
 UNKNOWN_MARK = "\1"  # before the name of an unknown label, among the labels of an image
@@ -121,4 +121,5 @@ def refuse_unread(place: str, number: int, unread: Mapping[str, int], seen: Iter
     answers = [with_columns(data, way) for way in ways_on(seen, data.given_columns)]
     if not answers:
         return Question(f"{problem}; name columns of 0 and 1 in DATA.COLUMNS")
-    return Question(f"{problem}; say if a cell is 0, 1 or null (unknown), or from which number on it is 1: ", answers)
+    ways = [Way(f"-opts {answer.options}", answer) for answer in answers]
+    return Question(f"{problem}; say if a cell is 0, 1 or null (unknown), or from which number on it is 1: ", ways)

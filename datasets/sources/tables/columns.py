@@ -11,7 +11,7 @@ from configs.yaml_io import shorten
 from datasets.decoding.images import is_image_name
 from datasets.sources.class_names import list_names
 from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, word_in
-from datasets.sources.question import PLACEHOLDER, Question, with_columns
+from datasets.sources.question import PLACEHOLDER, Answer, Question, Way, with_columns
 from datasets.sources.tables.cells import (
     NO_LABELS,
     CellValues,
@@ -297,9 +297,9 @@ def _unclear_columns(
     several = any("|" in cells.get(str(advice.get("label")), "") for _, cells in table)
     answer = with_columns(data, advice, several)
     found = f"the {kind} are {' or '.join(map(shorten, names)) or 'not clear'} in the columns {shorten(table.header)}"
-    answer.text += hint
-    ways = [str(answer) if "NAME" in advice.values() else answer]
-    return Question(f"{table.file}:1: {found}{table.unread}; name them: ", ways)
+    text = f"-opts {answer.options}{hint}"
+    way = Way(text) if "NAME" in advice.values() else Way(text, answer)
+    return Question(f"{table.file}:1: {found}{table.unread}; name them: ", [way])
 
 
 def _names(header: Sequence[str], given: Any, documented: str, known: Iterable[re.Pattern[str]]) -> list[str]:
@@ -375,12 +375,11 @@ def _wrong_values(table: Table, column: str, problem: str, data: Data) -> Questi
         split = {"column": column, **_parts_of([value for value, _ in counts])}
         fix = "reads these rows (null in place of {...}: splits by no column)"
     answer = with_columns(data, {"split": split})
-    answer.is_known = not isinstance(split, dict) or [PLACEHOLDER] not in split.values()
-    if not answer.is_known:
+    if isinstance(split, dict) and [PLACEHOLDER] in split.values():
         fix = f"reads these rows, with the value of test, or of val, in place of {PLACEHOLDER} {fix[17:]}"
-        answer.data = with_columns(data, {"split": None}).data
-    answer.text += f" {fix}"
-    return Question(f"{table.file}:1: DATA.COLUMNS split {shorten(column)}: {problem}; it has {shown}; ", [answer])
+        answer = Answer(with_columns(data, {"split": None}).data, answer.options, is_known=False)
+    ways = [Way(f"-opts {answer.options} {fix}", answer)]
+    return Question(f"{table.file}:1: DATA.COLUMNS split {shorten(column)}: {problem}; it has {shown}; ", ways)
 
 
 def _parts_of(values: Iterable[str]) -> dict[str, list[str]]:
