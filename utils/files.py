@@ -154,10 +154,18 @@ def own_file(path: str, flags: int) -> int:
     return descriptor
 
 
-def space_fix(problem: object) -> str:
+_WRITE_FIXES = {
+    errno.EFBIG: "raise the limit on the size of a file (ulimit -f unlimited)",
+    errno.ENOENT: "its folder was moved or deleted: move it back",
+    errno.EACCES: "make its folder writable",
+    errno.EROFS: "make its file system writable",
+}
+
+
+def write_fix(problem: object) -> str:
     """The remedy for a file that cannot be written, by the error or its text."""
-    is_limit = os.strerror(errno.EFBIG) in str(problem)
-    return "raise the limit on the size of a file (ulimit -f unlimited)" if is_limit else "free space"
+    fixes = (fix for number, fix in _WRITE_FIXES.items() if os.strerror(number) in str(problem))
+    return next(fixes, "free space")
 
 
 def make_own_folder(path: Path, parents: bool = True) -> None:
@@ -268,7 +276,7 @@ def atomic_save(path: Path, content: Any, previous: Path | None = None) -> None:
         fsync_path(path.parent)
     except OSError as error:
         raise error_from(
-            error, f"{path}: cannot be saved: {error.strerror}; {space_fix(error)} and start again"
+            error, f"{path}: cannot be saved: {error.strerror}; {write_fix(error)} and start again"
         ) from None
 
 

@@ -29,6 +29,7 @@ from configs.command_line import parse_command_line
 from configs.flags import positive
 from configs.schema import Config, Train
 from datasets.transforms.device import Normalize
+from engine.precision.policy import Precision
 from engine.training.optimizer import build_optimizer, set_lr
 from engine.training.trial import build_state, ready_batches
 from scripts.benchmarks.programs import (
@@ -152,6 +153,10 @@ def main(argv: list[str]) -> int:
         first, *others = contenders
         pairs = [(other, first) for other in others] if flags.modes else RATIOS
         figures = compare(size, contenders, flags.rounds, measure, partial(step_tables, size), flags.json, pairs)
+    device = torch.device("cuda" if visible_gpus() else "cpu")
+    precisions = (Precision(parse_command_line(words).config.amp, device) for _, words in contenders.values())
+    for misfit in dict.fromkeys(text for precision in precisions for text in precision.misfits()):
+        print(f"\n{misfit}")
     if flags.json:
         header, *rows = duration_rows(figures, size)
         atomic_write(flags.json.with_suffix(".csv"), table_text(header, rows))

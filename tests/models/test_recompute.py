@@ -101,7 +101,8 @@ def held_bytes(model: nn.Module, precision: Precision, images: Tensor) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, precision.autocast():
         logits = model(images)
     assert logits.requires_grad
-    return sum(event.self_cpu_memory_usage for event in profiler.key_averages())
+    events = profiler.profiler.kineto_results.events()  # the tables of torch take ten times as long
+    return sum(event.nbytes() for event in events if event.name() == "[memory]")
 
 
 @mark.parametrize(
@@ -207,7 +208,7 @@ def test_a_block_that_changes_what_is_stored_is_refused(model, reason):
         store_products(model, copy_to_meta(model), (4,), "NAME")
 
 
-@mark.parametrize("name", ["vgg11", "selecsls42"])  # without and with blocks in which to recompute
+@mark.parametrize("name", ["dla46_c", "hrnet_w18_small"])  # without and with blocks in which to recompute
 def test_the_values_that_are_advised_build_the_model(name):
     def build(value: str):
         model_for(config_for(f"-model={name}", "-image_size=64", "-opts", f"MODEL.GRAD_CHECKPOINTING={value}"))

@@ -63,7 +63,16 @@ def test_a_file_with_a_flipped_bit_is_refused_or_has_the_same_content_and_a_trun
     assert refusals["flipped"] > 80  # the 400 bytes of the weights alone
 
 
-@mark.parametrize("number, fix", [(errno.ENOSPC, "free space"), (errno.EFBIG, "ulimit -f unlimited")])
+@mark.parametrize(
+    "number, fix",
+    [
+        (errno.ENOSPC, "free space"),
+        (errno.EFBIG, "ulimit -f unlimited"),
+        (errno.ENOENT, "moved or deleted: move it back"),
+        (errno.EACCES, "folder writable"),
+        (errno.EROFS, "file system writable"),
+    ],
+)
 def test_full_disk_keeps_the_old_file_and_leaves_no_temporary_file(saved, monkeypatch, number, fix):
     before = saved.read_bytes()
 

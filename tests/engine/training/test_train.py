@@ -94,7 +94,9 @@ def test_the_best_epoch_is_evaluated_once_and_its_model_is_built_after_the_train
 
     def build(*arguments):
         for _ in range(50):  # the thread that has written the checkpoint may drop its content a moment later
-            left.append(tensor_bytes_in_memory())
+            left.append(tensor_bytes_in_memory() - before)
+            if left[-1] < 400_000:  # a quarter of the model
+                break
             time.sleep(0.01)
         return build_eval_model(*arguments)
 
@@ -102,7 +104,7 @@ def test_the_best_epoch_is_evaluated_once_and_its_model_is_built_after_the_train
     monkeypatch.setattr(Evaluator, "evaluate", lambda *given: evaluated.append(1) or evaluate(*given))
     before = tensor_bytes_in_memory()
     folder = train([*digits_argv, "MODEL.EMBED_DIM=128", *CONSTANT, "TRAIN.NUM_EPOCHS=2", option])
-    assert min(left) - before < tensor_bytes(states(folder)["model"]) / 4
+    assert left[-1] < 400_000 < tensor_bytes(states(folder)["model"]) / 4
     assert (read_result(folder)["epoch"], len(evaluated)) == (1, evaluations)
     assert read_json(folder / "evaluation/summary.json")["top1"] == read_result(folder)["top1"]
 
@@ -134,7 +136,7 @@ def test_a_run_whose_folder_is_moved_before_its_evaluation_files_begins_no_other
         return write(files, *given, **about)
 
     monkeypatch.setattr(EvaluationFiles, "write", move)
-    with refused("cannot be saved"):
+    with refused("cannot be saved: .* moved or deleted: move it back and start again$"):
         run_here(*digits_argv)
     assert not [*(tmp_path / "out").iterdir()]
 
