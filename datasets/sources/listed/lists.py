@@ -33,6 +33,7 @@ from datasets.sources.tables.files import (
     LABEL_DIGITS,
     METADATA,
     TABLE_SUFFIXES,
+    Layout,
     Table,
     TextList,
     read_lines,
@@ -76,8 +77,8 @@ class Tables(Source):
         listing = read_table(parts[split], of_train, self.wanted)
         if self.reads_train and split in ("train", "all"):
             table = parts[split].table
-            if table.only_test:
-                raise table.only_test
+            if table.doubt:
+                raise table.doubt
             if not self.wanted.suggests:
                 return listing
             listing.notes += suggest_groups(listing, self.data, table, self.uncut is not None)
@@ -177,7 +178,12 @@ class Lists(Tables):
             problem = "is empty" if root.is_dir() else f"no such folder{name_like(root)}"
             raise Unavailable(f"{root}: {problem}; give class folders, {needed} (-data_path)")
         files = {split: root / f"{split}_list.txt" for split in ("train", "val", "test")}
-        return {split: TextList(file) for split, file in files.items() if split != "test" or file.exists()}
+        lists = dict[str, Table]()
+        for split, file in files.items():
+            if split != "test" or file.exists():
+                lists[split] = TextList(file)
+                lists[split].layout = Layout("path", ("label",))
+        return lists
 
 
 def read_table(part: TableSplit, train_part: TableSplit, wanted: Wanted) -> ImageFiles:

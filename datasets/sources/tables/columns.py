@@ -1,5 +1,6 @@
 """The meaning of the columns of a table: paths, labels, splits; by DATA.COLUMNS, their names, and their values."""
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
@@ -10,7 +11,7 @@ from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.images import is_image_name
 from datasets.sources.class_names import list_names
-from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, word_in
+from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORD, SPLIT_WORDS, word_in
 from datasets.sources.question import PLACEHOLDER, Answer, Question, Way, with_columns
 from datasets.sources.tables.cells import (
     NO_LABELS,
@@ -20,7 +21,7 @@ from datasets.sources.tables.cells import (
     may_be_cells,
     ways_on,
 )
-from datasets.sources.tables.files import FOLDERS, Layout, Table
+from datasets.sources.tables.files import FOLDERS, Cells, Layout, Table, TextList
 from datasets.sources.tables.places import Places
 from datasets.sources.tables.search import find_places, with_folder
 from utils.errors import UserError
@@ -74,8 +75,11 @@ def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
             f"{table.file}:1: has no header, but the row {shorten(table.header)}; "
             "write the names of the columns above it, such as image_path and target"
         )
+    given = dict[Any, Any](table.columns) | data.given_columns
+    if isinstance(table, TextList):  # which has no names of columns
+        given = {"split": None} if "split" in given else {}
     find = _columns_to_predict if predicts else _columns_to_read
-    table.layout = find(table, data, dict[Any, Any](table.columns) | data.given_columns)
+    table.layout = find(table, data, given)
     return table.layout
 
 
@@ -108,8 +112,9 @@ def _columns_to_read(table: Table, data: Data, given: Columns) -> Layout:
     named = _names(others, given.get("label"), "target", _LABELS)
     others = [name for name in others if name not in (*named, data.groups)]
     places = find_places(table, paths[0], data) if len(paths) == 1 else None
-    values = _values_of(table, [*paths, ""][0], places)
-    split, split_of = _find_split(table, others, values, given, data)
+    folders = _Folders(paths[0], places) if places else None
+    values = _values_of(table, folders)
+    split, split_of = _find_split(table, others, values, given, data, folders)
     needs_labels = not data.labels
     labels = list[str]()
     is_one_hot = False
@@ -140,60 +145,79 @@ def _columns_in(value: Any) -> list[str]:
     return value if isinstance(value, list) else [*filter(None, [value])]
 
 
-def _values_of(table: Table, path: str = "", places: Places | None = None) -> dict[str, set[str]]:
-    """The values of each column, all if they are few, and with `places` of `FOLDERS`, see `_FoldersOfSplits`. path: the
-    column of paths.
-    """
-    values: dict[str, set[str]] = {name: set() for name in (*table.header, FOLDERS)}
-    folders = _FoldersOfSplits()
+def _values_of(table: Table, folders: "_Folders | None" = None) -> dict[str, set[str]]:
+    """The values of each column, all if they are few. folders: gets the paths."""
+    values: dict[str, set[str]] = {name: set() for name in table.header}
     for _, cells in table:
-        if places:
-            folders.add(cells[path], places)
+        if folders:
+            folders.add(cells)
         for name, text in cells.items():
             if len(values[name]) <= 30:
                 values[name].add(text)
-    if places:
-        places.level, values[FOLDERS] = folders.first_level()
     return values
 
 
-class _FoldersOfSplits:
-    """The folders of the paths by level; the first level that are splits: all are words of splits, or most of the
-    others recur in such a folder, and are '' here, of train: {a,b}/0.jpg test/{a,b}/0.jpg.
+class _Folders:
+    """The names of the folders in the paths of a table, by level: which level is of splits, if one is.
+
+    path: the column of paths.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: str, places: Places) -> None:
+        self._path = path
+        self.places = places
         self._seen = set[str]()  # most images are in few folders
+        self._fewest: float = math.inf  # folders of a path
         self._words = defaultdict[int, set[str]](set)
         self._others = defaultdict[int, set[str]](set)
         self._inner = defaultdict[int, set[str]](set)  # the folders in those with words of splits
 
-    def add(self, cell: str, places: Places) -> None:
-        folder = places.folder_in(cell)
+    def add(self, cells: Cells) -> None:
+        folder = self.places.folder_in(cells[self._path])
         if folder in self._seen:
             return
         if len(self._seen) < _MAX_SEEN:
             self._seen.add(folder)
-        for level, (name, next_name) in enumerate(pairwise([*places.folders(cell), ""])):
-            is_word = name.lower() in SPLIT_WORDS
-            if is_word:
-                self._inner[level].add(next_name)
-            if is_word or not name:
+        names = self.places.folders(cells[self._path])
+        self._fewest = min(self._fewest, len(names))
+        for level, (name, next_name) in enumerate(pairwise([*names, ""])):
+            if _split_in(name) in SPLIT_NAMES:  # not: without labels
                 self._words[level].add(name)
+                self._inner[level].add(next_name)
             elif len(self._others[level]) < _MAX_SEEN:
                 self._others[level].add(name)
 
-    def first_level(self) -> tuple[int, set[str]]:
-        """The level and its folders; none without one."""
+    def find(self) -> tuple[int, dict[str, str], list[str]]:
+        """The first level of splits, and the split of each name in lower case: others, and paths without a folder, are
+        of train. Without such a level the first names with words of val or test, beside which the others may be of any.
+
+        Others are of train beside its word, or if most recur in the folders of splits: {a,b}/0.jpg test/{a,b}/0.jpg.
+        """
+        doubtful = list[str]()
         for level, words in sorted(self._words.items()):
             others = self._others[level]
+            split_of = {name.lower(): _split_in(name) for name in words}
             recurring = others & self._inner[level]
-            if others and 2 * len(recurring) <= len(others):
-                continue
-            folders = words | {""} if others else words
-            if len({*_splits_of(FOLDERS, folders).values()}) > 1:
-                return level, folders
-        return 0, set()
+            kinds = {_beside_word(name) for name in words} - {""}  # train station and test strip are no splits
+            are_clear = len(kinds) < 2 and (
+                not others or "train" in split_of.values() or 2 * len(recurring) > len(others)
+            )
+            if others or self._fewest <= level:
+                split_of[""] = "train"
+            if are_clear and len({*split_of.values()}) > 1:
+                return level, split_of, []
+            doubtful = doubtful or sorted(name for name in words if _split_in(name) != "train")
+        return 0, {}, doubtful
+
+
+def _split_in(name: str) -> str:
+    """The split whose word a name is or contains, see `word_in`; '' without one."""
+    return SPLIT_WORDS.get(name.lower()) or word_in(name) or ""
+
+
+def _beside_word(name: str) -> str:
+    """The letters of a name beside the word of a split: seg of seg_train."""
+    return "" if name.lower() in SPLIT_WORDS else _plain(re.sub(r"\d", "", SPLIT_WORD.sub("", name)))
 
 
 def _find_labels(
@@ -313,7 +337,9 @@ def _plain(name: str) -> str:
     return re.sub(r"\.\d+$|[\W_]+", "", name.lower())  # target.1: the second of this name
 
 
-def _find_split(table: Table, others: Sequence[str], values: Values, given: Columns, data: Data) -> Split:
+def _find_split(
+    table: Table, others: Sequence[str], values: Values, given: Columns, data: Data, folders: _Folders | None
+) -> Split:
     """Of the given columns, else of a column among the `others`, else of the paths."""
     splits = {name: _splits_of(name, of) for name, of in values.items()}
     if "split" in given:
@@ -324,12 +350,24 @@ def _find_split(table: Table, others: Sequence[str], values: Values, given: Colu
     if len(usable) > 1 or unclear:
         names = [*dict.fromkeys([*usable, *unclear])]
         raise _wrong_values(table, names[0], f"splits may be in {list_names(names)}", data)
-    for name in (*usable, FOLDERS):
-        if name in several:
-            return name, several[name]
+    for name in usable:
+        return name, several[name]
+    doubtful = list[str]()
+    if folders:
+        folders.places.level, split_of, doubtful = folders.find()
+        if split_of:
+            return FOLDERS, split_of
     for name in others:
-        if _NAME_OF_SPLITS.fullmatch(_plain(name)) and {*splits[name].values()} in ({"val"}, {"test"}):
-            table.only_test = _wrong_values(table, name, "no row is of train", data)
+        if _NAME_OF_SPLITS.fullmatch(_plain(name)) and splits[name]:  # all rows are of one
+            if "train" not in splits[name].values():
+                table.doubt = _wrong_values(table, name, "no row is of train", data)
+            return None, {}
+    if doubtful:
+        answer = with_columns(data, {"split": None})
+        ways = [Way(f"-opts {answer.options} trains on all rows", answer)]
+        problem = f"rows in the folders {list_names(doubtful)} may be of test or val"
+        fix = "write the split of each row (train, val, test) into a column split"
+        table.doubt = Question(f"{table.file}: {problem}; {fix}; or ", ways)
     return None, {}
 
 
@@ -386,7 +424,7 @@ def _parts_of(values: Iterable[str]) -> dict[str, list[str]]:
     """The values of val and of test by their words; `PLACEHOLDER` if no value has one, or one has none of a split."""
     found = defaultdict(list)
     for value in values:
-        found[SPLIT_WORDS.get(value.lower()) or word_in(value) or ""].append(value)
+        found[_split_in(value)].append(value)
     known = {part: found[part] for part in ("val", "test") if found[part]}
     return known if known and not found[""] else {"test": [PLACEHOLDER]}
 
@@ -395,8 +433,6 @@ def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:
     """The split of each value, in lower case; empty if they are not of splits."""
     lower = {value.lower() for value in values}
     split_of = {value: SPLIT_WORDS[value] for value in lower & SPLIT_WORDS.keys()}
-    if name == FOLDERS and "" in lower and "train" not in split_of.values():
-        split_of[""] = "train"  # beside val/ and test/
     if len(split_of) == len(lower):
         return split_of
     flag = _SPLIT_FLAG.fullmatch(_plain(name))
@@ -408,7 +444,7 @@ def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:
 
 
 def _is_unclear_split(name: str, values: Collection[str], split_of: Mapping[str, str]) -> bool:
-    """Whether a column has several values and a name as of splits, and its values are not surely of splits."""
+    """Whether a column has several values, of train and of others or with a name as of splits, not surely of splits."""
     plain = _plain(name)
     if len(values) < 2:
         return False
@@ -416,5 +452,6 @@ def _is_unclear_split(name: str, values: Collection[str], split_of: Mapping[str,
         return len({*split_of.values()}) > 1
     if split_of:
         return False
-    has_words = not {value.lower() for value in values}.isdisjoint(SPLIT_WORDS)
-    return bool(_NAME_OF_SPLITS.fullmatch(plain)) or (plain in _MAYBE_SPLITS and has_words)
+    parts = {SPLIT_WORDS.get(value.lower()) for value in values} - {None}
+    are_mixed = "train" in parts and len(parts) > 1
+    return are_mixed or bool(_NAME_OF_SPLITS.fullmatch(plain) or (plain in _MAYBE_SPLITS and parts))

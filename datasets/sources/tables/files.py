@@ -61,8 +61,8 @@ class Layout:
 
     path: the column of paths. labels: the column of labels or, with `is_one_hot`, a column of 0 and 1 for each class.
     split: the column of splits, or `FOLDERS`; None without one. split_of: the split of each of its values, in lower
-    case; empty if the table has no splits. values: of the cells of columns of 0 and 1, and of unknown labels. places:
-    of the images, if the column of paths is known.
+    case, other folders are train; empty if the table has no splits. values: of the cells of columns of 0 and 1, and of
+    unknown labels. places: of the images, if the column of paths is known.
     """
 
     path: str
@@ -75,8 +75,9 @@ class Layout:
 
     def split_in(self, cells: Cells, places: Places) -> str:
         """The split of a row of a table with splits. places: of its images."""
-        text = places.split_folder(cells[self.path]) if self.split == FOLDERS else cells[self.split or ""]
-        return self.split_of[text.lower()]
+        if self.split == FOLDERS:
+            return self.split_of.get(places.split_folder(cells[self.path]).lower(), "train")
+        return self.split_of[cells[self.split or ""].lower()]
 
     def leaves_out(self, cells: Cells) -> bool:
         """Whether the label of a row is unknown (cells in DATA.COLUMNS)."""
@@ -116,7 +117,7 @@ class Table:
     unread = ""  # about columns that are not read, for errors
     cut_line = 0  # the last line if it has fewer fields than the header and no line end: perhaps cut off
     layout: Layout | None = None  # see `columns.find_layout`
-    only_test: UserError | None = None  # that all rows are of test or val, for trainings
+    doubt: UserError | None = None  # that rows to train on may be of test or val, for trainings
 
     def __init__(self, file: Path, header: Iterable[str] = ()) -> None:
         self.file = file
@@ -278,7 +279,6 @@ class TextList(Table):
     """
 
     label_kind = "number"
-    layout = Layout("path", ("label",))
 
     def __init__(self, file: Path) -> None:
         super().__init__(file, ("path", "label"))

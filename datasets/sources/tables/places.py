@@ -10,10 +10,8 @@ from typing import NamedTuple
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.listing import list_directory
-from datasets.sources.path_words import SPLIT_WORDS
 from utils.notes import Note
 
-_LEVELS = 4  # of folders, which may be splits
 ENDINGS = (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)
 
 
@@ -74,14 +72,12 @@ class Places:
         self.has_names = bool(own or by_name)  # other ones than the paths of the files
 
     def folders(self, cell: str) -> list[str]:
-        """The first folders of the file of an image, '' behind the last one: 'train' and 'a' of 'train/a/1.jpg'."""
-        *folders, _ = self.find(cell).file.split("/")
-        return [*folders, *[""] * _LEVELS][:_LEVELS]
+        """The folders of the file of an image: 'train' and 'a' of 'train/a/1.jpg'."""
+        return self.find(cell).file.split("/")[:-1]
 
     def split_folder(self, cell: str) -> str:
-        """The folder with the word of a split at `level`; '' without one."""
-        folder = self.folders(cell)[self.level]
-        return folder if folder.lower() in SPLIT_WORDS else ""
+        """The folder at `level`; '' without one."""
+        return "".join(self.folders(cell)[self.level : self.level + 1])
 
     def folder_in(self, cell: str) -> str:
         """The folder in a cell, which alone decides `folders`; the whole cell where the name decides, too."""

@@ -54,6 +54,17 @@ two columns of names | a/@.jpg | train.csv | id,label | {stem},{label} | | .
 tables of splits | {train,val}/@.png | {folder}.csv | id,label | {stem},{label} | | .
 tables of splits, windows | {train,val}/@.png | {folder}.csv | path,label | {windows},{label} | | .
 tables in the folders | {train,val}/@.png | {folder}/metadata.csv | file_name,label | {name},{label} | | .
+# Folders of splits
+train, test, extra | {train,test,extra}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
+deep splits | a/b/c/d/{train,test}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
+splits of images | {seg_train,seg_test}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
+folder and test | {a,test}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
+folders of test | {test,test2}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
+no test | {contest,valley}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
+column and folders | {train,test}/@.png | labels.csv | path,label,split | {path},{label},{value} | val train train | labels.csv
+column of train, folder of test | {a,test}/@.png | labels.csv | path,label,split | {path},{label},train | | labels.csv
+column of folders | @.png | labels.csv | path,label,origin | {path},{label},{value} | train train test extra | labels.csv
+list | {train,test}/@.png | labels.txt | | {path} {is_x} | | labels.txt
 # Words of splits
 train, test | @.png | labels.csv | path,label,split | {path},{label},{value} | train train train test | labels.csv
 train, holdout | @.png | labels.csv | path,label,split | {path},{label},{value} | train train train holdout | labels.csv

@@ -1,5 +1,7 @@
 """Rows of test or holdout are never trained on in silence: a column of splits is read, or it is a question."""
 
+import re
+
 import pytest
 from conftest import each_row, line_of, refused, told
 from source_helpers import classes_of, expand, names_of, options, read_splits, tree, typed, write_table
@@ -93,7 +95,7 @@ def test_the_way_to_folds_of_a_table_with_splits_joins_train_and_val(tmp_path):
     assert [*classes_of(test)] == ["5.png", "11.png", "17.png"]
 
 
-# The images, what the row of a path begins with, and the images of train with val, and of test
+# The images, what the row of a path begins with, and the images of train with val, and of test; asks: an option for all
 PATHS = """
 images | before | image_root | trained | test
 {train,test}/{0,1,2,3}.png | | | 4 | 4
@@ -101,26 +103,44 @@ images | before | image_root | trained | test
 images/{train,test}/{0,1,2,3}.png | | | 4 | 4
 x/images/{train,valid,TEST}/{0,1,2,3}.png | | | 8 | 4
 {a,b}/{train,test}/{0,1,2,3}.png | | | 8 | 8
-{0,1,2,3}.png test/{0,1,2,3}.png | | | 4 | 4
-{a,b}/{0,1,2,3}.png {a,b}/test/{0,1}.png | | | 8 | 4
-{a,b}/{0,1,2,3}.png test/{a,b}/{0,1}.png | | | 8 | 4
-images/{a,b}/{0,1,2,3}.png images/test/{a,b}/{0,1}.png | | | 8 | 4
-{a,test}/{0,1,2,3}.png | | | 8 | 0
+{0,1,2,3}.png & test/{0,1,2,3}.png | | | 4 | 4
+{a,b}/{0,1,2,3}.png & {a,b}/test/{0,1}.png | | | 8 | 4
+{a,b}/{0,1,2,3}.png & test/{a,b}/{0,1}.png | | | 8 | 4
+images/{a,b}/{0,1,2,3}.png & images/test/{a,b}/{0,1}.png | | | 8 | 4
+{train,test,extra}/{0,1,2,3}.png | | | 8 | 4
+{0,1,2,3}.png & {train,test}/{0,1,2,3}.png | | | 8 | 4
+a/b/c/d/{train,test}/{0,1,2,3}.png | | | 4 | 4
+{a,b}/c/d/e/f/g/{train,test}/{0,1}.png | | | 4 | 4
+{train_images,test_images}/{0,1,2,3}.png | | | 4 | 4
+{seg_train,seg_test}/{0,1,2,3}.png | | | 4 | 4
+{imgTrain,imgTest}/{0,1,2,3}.png | | | 4 | 4
+test data/{train,test}/{0,1,2,3}.png | | | 4 | 4
+{0,1,2,3}.png & a/test/{0,1,2,3}.png | | | 4 | 4
+{contest,testament}/{0,1,2,3}.png | | | 8 |
+{train,extra}/{0,1,2,3}.png | | | 8 |
+{a,test}/{0,1,2,3}.png | | | 8 | asks
+{a,b,val}/{0,1,2,3}.png | | | 12 | asks
+test/{0,1,2,3}.png | | | 4 | asks
+{train station,test strip}/{0,1,2,3}.png | | | 8 | asks
 """
 
 
 @each_row(PATHS)
 def test_folders_of_test_in_the_paths_of_a_table(images, before, image_root, trained, test, tmp_path):
-    """A level of words of splits is one; in it an empty cell, or a folder that recurs in theirs, is train."""
+    """A level of words of splits is one; in it no folder, or one that recurs in theirs or is beside train, is train."""
     root = tmp_path / "e"
-    paths = [path for one in images.split() for path in expand(one)]
+    paths = [path for one in images.split(" & ") for path in expand(one)]
     tree(root, *paths)
     write_table(root / "labels.csv", [f"{before}{path},{'xy'[int(path[-5]) % 2]}" for path in paths])
-    given = options(root / "labels.csv", **({"image_root": str(root.parent)} if image_root else {}))
-    first, second, *others = map(names_of, read_splits(given))
-    assert len(first + second) == int(trained)
-    assert [len(one) for one in others] == [int(test)] * (test != "0")
-    assert not [path for path in first + second if "test/" in path.lower() and int(test)]
+    (root / "labels.txt").write_text("\n".join(f"{before}{path} {int(path[-5]) % 2}" for path in paths))
+    for name in ("labels.csv", "labels.txt"):
+        given = options(root / name, **({"image_root": str(root.parent)} if image_root else {}))
+        if test == "asks":
+            (given,) = typed(line_of(read_splits, given), given)
+        first, second, *others = map(names_of, read_splits(given))
+        assert len(first + second) == int(trained)
+        assert [str(len(one)) for one in others] == [test] * test.isdigit()
+        assert not (others and re.search("(?i)test(_images)?/[0-9ab]", " ".join(first + second)))
 
 
 def test_images_in_a_folder_of_test_beside_a_table_of_val_are_a_question(tmp_path):
