@@ -8,11 +8,11 @@ from pathlib import Path
 from configs.schema import Data
 from configs.schema.data import properties_of
 from datasets.sources.folders.class_folders import FoundFiles, has_class_folders
-from datasets.sources.folders.labels import by_split, folders_of_split, without_masks
+from datasets.sources.folders.labels import by_split, without_masks
 from datasets.sources.formats import refuse_format
 from datasets.sources.listed.parquet import parquet_files
 from datasets.sources.listing import forget_listings, paths_in
-from datasets.sources.path_words import of_level, split_of_images
+from datasets.sources.path_words import split_of_images, word_in
 from datasets.sources.source import source_class
 from datasets.sources.tables.files import METADATA, PARQUET, TABLE_SUFFIXES, table_file
 from datasets.sources.tables.joins import is_camera_package
@@ -78,25 +78,24 @@ def _roles_of(data: Data, dataset: str) -> dict[str, str | None]:
 
     The level of splits has no number: {label: 1} is the class of cat/1.jpg and of train/cat/1.jpg.
     """
-    root = Path(data.data_path)
-    levels = data.given_columns
+    given = data.given_columns
     if dataset != "folder":
-        return {"groups": levels["group"]} if "group" in levels else {}
+        return {"groups": given["group"]} if "group" in given else {}
     split = -1
-    folder = ""
-    if levels and not data.class_folders:
-        split, of_splits = by_split(root, without_masks(FoundFiles(root).all_images())[0])
-        names = [folders_of_split(paths, split)[split:] for paths in of_splits.values()]
-        folder = "[^/]+/"
-        if [] in names:  # train has none
-            words = "|".join(re.escape(*name) for name in names if name)
-            folder = f"(?:(?:{words})/)?+"  # possessive: a split is no label
+    if given and not data.class_folders:
+        root = Path(data.data_path)
+        paths, _ = without_masks(FoundFiles(root).all_images())
+        split, split_of, _ = by_split(root, paths)
+        of_split = "[^/]+/"
+        named = [*filter(word_in, split_of)]
+        if len(named) < len(split_of):  # train has none
+            of_split = f"(?:(?:{'|'.join(map(re.escape, named))})/)?+"  # possessive: a split is no label
     found = dict[str, str | None]()
-    for role, number in levels.items():
-        expression = of_level(number - 1)
+    for role, number in given.items():
+        levels = ["[^/]+/"] * (number - 1)
         if 0 <= split < number:
-            expression = f"^{'[^/]+/' * split}{folder}{of_level(number - 1 - split)[1:]}"
-        found[{"label": "labels", "group": "groups"}[role]] = expression
+            levels.insert(split, of_split)
+        found[{"label": "labels", "group": "groups"}[role]] = f"^{''.join(levels)}([^/]+)/"
     return found
 
 

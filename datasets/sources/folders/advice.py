@@ -347,7 +347,7 @@ def _labels_in_paths(root: Path) -> list[Way]:
     """
     paths, _ = without_masks(FoundFiles(root).images_in(root))
     try:
-        level, of_split = by_split(root, paths)
+        level, _, of_split = by_split(root, paths)
     except UserError:
         return []
     if {"train", "test"} <= {split_of(os.path.basename(path)) for path in paths}:

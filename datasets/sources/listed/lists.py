@@ -431,7 +431,7 @@ def _find_classes(
     """
     if kind == "number":
         wanted = Wanted(Data())
-    elif classes or kind == "name" or not _are_numbers(in_train, wanted):
+    elif classes or not _are_numbers(in_train, wanted):
         class_names = [*(classes or sorted(in_train))]
         return class_names, positions(class_names), True
     numbers = {}

@@ -107,10 +107,10 @@ class Table:
     """A list of images. Iteration yields the number of a line, and the text in each column of it.
 
     mistakes: the problem of each line that was not yielded. notes: lines for the log. label_kind: labels are class
-    numbers, or names; any: their texts decide.
+    numbers; any: their texts decide.
     """
 
-    label_kind: Literal["any", "name", "number"] = "any"
+    label_kind: Literal["any", "number"] = "any"
     root: Path | None = None  # of the paths, if it is not the folder of the table
     columns: Mapping[str, str] = {}  # as DATA.COLUMNS, if the table names them
     classes: Mapping[str, tuple[str, ...]] = {}  # the names of all classes of a column, if the table has them

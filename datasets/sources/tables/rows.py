@@ -78,8 +78,8 @@ class TableRows:
         self.findings.append(f"{self.place(line)}: {problem}")
 
     def place(self, line: int) -> str:
-        """A line of the file; the files in a folder are not numbered."""
-        return str(self.file) if self.file.is_dir() else f"{self.file}:{line}"
+        """A line of the file."""
+        return f"{self.file}:{line}"
 
 
 def table_rows(table: Table, data: Data, split: str | None = None, others: Sequence[Path] = ()) -> TableRows:
