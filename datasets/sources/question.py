@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from shlex import quote
 from typing import Any, NamedTuple
@@ -21,12 +21,13 @@ PLACEHOLDER = "VALUE"  # in an option, of a value that only a person knows
 class Answer:
     """What a training with some options of DATA reads; it is read once, when it is first asked for.
 
-    options: as a shell reads them, behind -opts. is_known: False if a person writes a value in place of `PLACEHOLDER`;
-    `data` lack its key.
+    options: as a shell reads them, behind -opts. note: what a person should know of them. is_known: False if a person
+    writes a value in place of `PLACEHOLDER`; `data` lack its key.
     """
 
     data: Data
     options: str = ""
+    note: str = ""
     is_known: bool = True
 
     @property
@@ -123,9 +124,19 @@ def with_columns(data: Data, changes: dict[str, Any], several: bool = False) -> 
     if "cells" in changes:
         columns["cells"] = data.given_columns.get("cells", {}) | changes["cells"]
     found: dict[str, Any] = {"columns": columns} if columns else {}
-    if several or (None in columns.get("cells", {}).values() and isinstance(columns.get("label"), list)):
+    if (
+        several
+        or data.multi_label
+        or (None in columns.get("cells", {}).values() and isinstance(columns.get("label"), list))
+    ):
         found["multi_label"] = True
     return Answer(data.changed(**found), words_of(**found))
+
+
+def on_all_rows(data: Data, note: str = ", also of test") -> Way:
+    """The training on a table without its splits."""
+    answer = replace(with_columns(data, {"split": None}), note=note)
+    return Way(f"-opts {answer.options} trains on all rows{note}", answer)
 
 
 def without_empty(data: Data, is_one_hot: bool) -> Answer:

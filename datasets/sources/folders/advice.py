@@ -21,7 +21,7 @@ from datasets.sources.folders.labels import by_split, is_mask, without_masks
 from datasets.sources.groups import FEWEST, IDENTIFIER, case_folders
 from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, label_in, of_level, split_of, word_in
-from datasets.sources.question import PLACEHOLDER, Answer, Question, Way, with_columns, without_empty, words_of
+from datasets.sources.question import Answer, Question, Way, with_columns, without_empty, words_of
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, to_nfc
 from datasets.sources.tables.cells import Columns
@@ -153,12 +153,11 @@ def tables_beside(
                 if found and _adds_labels(found, file, known, is_named, seen):
                     counts = found.counts
                     classes = list_names([f"{name} ({counts[name]})" for name in sorted(counts)], _MAX_NAMES)
-                    fill_in = "" if found.is_known else f", with the value of test in place of {PLACEHOLDER}"
                     image_root = found.data.image_root
                     more = f" {words_of(image_root=image_root)}" if image_root else ""
                     option = f"-dataset=csv {found.path} -opts {found.options}{more}"
                     seen[found] = file
-                    ways.append(Way(f"{option} trains on its {len(counts)} classes, {classes}{fill_in}", found))
+                    ways.append(Way(f"{option} trains on its {len(counts)} classes, {classes}{found.note}", found))
             if candidates and not ways:
                 ways = _advise_join(file, any_labels)
             if ways:

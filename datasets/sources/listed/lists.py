@@ -20,8 +20,7 @@ from configs.yaml_io import shorten
 from datasets.sources.class_names import list_names, positions
 from datasets.sources.groups import suggest_groups
 from datasets.sources.listing import name_like, paths_in
-from datasets.sources.path_words import SPLIT_NAMES, word_in
-from datasets.sources.question import Question, Way, with_columns, without_empty
+from datasets.sources.question import Question, Way, on_all_rows, with_columns, without_empty
 from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arrays, spread
 from datasets.sources.shared_arrays import StringPacker, to_arrays
 from datasets.sources.source import Source, Wanted, without_labels
@@ -36,11 +35,9 @@ from datasets.sources.tables.files import (
     Layout,
     Table,
     TextList,
-    read_lines,
     table_file,
 )
-from datasets.sources.tables.joins import open_for
-from datasets.sources.tables.places import mend
+from datasets.sources.tables.joins import check_splits_beside, open_for
 from datasets.sources.tables.rows import TableRows, table_rows
 from utils.errors import Unavailable, UserError
 from utils.notes import Note
@@ -77,13 +74,12 @@ class Tables(Source):
         listing = read_table(parts[split], of_train, self.wanted)
         if self.reads_train and split in ("train", "all"):
             table = parts[split].table
+            if self.uncut and "split" not in self.data.given_columns:
+                listing.notes += check_splits_beside(table, self.data)
             if table.doubt:
                 raise table.doubt
-            if not self.wanted.suggests:
-                return listing
-            listing.notes += suggest_groups(listing, self.data, table, self.uncut is not None)
-            if self.uncut and "split" not in self.data.given_columns:
-                listing.notes += _notes_on_lists(table)
+            if self.wanted.suggests:
+                listing.notes += suggest_groups(listing, self.data, table, self.uncut is not None)
         return listing
 
     def find(self) -> Mapping[str, Table]:
@@ -120,9 +116,8 @@ class Tables(Source):
         if "val" in tables:  # of train.csv, rows of val and test are not trained on
             file = tables[whole].file
             if layout.split == FOLDERS and "test" in splits:
-                answer = with_columns(self.data, {"split": None})
-                ways = [Way(f"-opts {answer.options}", answer), Way("remove their rows")]
-                raise Question(f"{file}: images of train are in folders of test; if they are for training, ", ways)
+                ways = [on_all_rows(self.data), Way("remove their rows")]
+                raise Question(f"{file}: images of train are in folders of test; ", ways)
             if "val" in splits and layout.split != FOLDERS:
                 text = f"rows of val in column {layout.split} are not read, beside {tables['val'].file}"
                 tables[whole].notes.append(Note("screen", f"{file}: {text}"))
@@ -311,28 +306,6 @@ def _notes_on_names(file: Path, names: Sequence[str]) -> list[Note]:
         fix = "if these are several labels of an image: -dataset=csv -opts DATA.MULTI_LABEL=true"
         notes.append(Note("warning", f"{text}; {fix}"))
     return notes
-
-
-def _notes_on_lists(table: Table) -> list[Note]:
-    """A warning about lists of splits beside a table without splits, as test_list.txt; more than 20 are of images."""
-    layout = table.layout
-    root = table.file.parent
-    found = [file for folder in (root, *paths_in(root, "*/")) for file in paths_in(folder, "*.txt")]
-    files = [file for file in found if word_in(file.stem) in SPLIT_NAMES and file != table.file]
-    if not layout or layout.split or len(files) > 20:
-        return []
-    places = layout.places
-    lists = []
-    stems = set()
-    if files and places:
-        stems = {Path(places.find(path).name).stem for path in table.column(layout.path)} - {""}
-    for file in files:
-        with suppress(UserError):  # it cannot be read
-            if not stems.isdisjoint(Path(mend(line.strip())).stem for line in read_lines(file)):
-                lists.append(str(file))
-    fix = "docs/data.md#lists-of-splits-beside-a-table makes a column of them"
-    text = f"{table.file}: lists of splits are not read: {', '.join(lists)}; {fix}"
-    return [Note("warning", text)] if lists else []
 
 
 def _notes_on_no_label(

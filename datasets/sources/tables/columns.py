@@ -4,6 +4,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from itertools import chain, pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ from configs.yaml_io import shorten
 from datasets.decoding.images import is_image_name
 from datasets.sources.class_names import list_names
 from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORD, SPLIT_WORDS, word_in
-from datasets.sources.question import PLACEHOLDER, Answer, Question, Way, with_columns
+from datasets.sources.question import PLACEHOLDER, Question, Way, on_all_rows, with_columns
 from datasets.sources.tables.cells import (
     NO_LABELS,
     CellValues,
@@ -363,11 +364,9 @@ def _find_split(
                 table.doubt = _wrong_values(table, name, "no row is of train", data)
             return None, {}
     if doubtful:
-        answer = with_columns(data, {"split": None})
-        ways = [Way(f"-opts {answer.options} trains on all rows", answer)]
         problem = f"rows in the folders {list_names(doubtful)} may be of test or val"
         fix = "write the split of each row (train, val, test) into a column split"
-        table.doubt = Question(f"{table.file}: {problem}; {fix}; or ", ways)
+        table.doubt = Question(f"{table.file}: {problem}; {fix}; or ", [on_all_rows(data)])
     return None, {}
 
 
@@ -414,9 +413,9 @@ def _wrong_values(table: Table, column: str, problem: str, data: Data) -> Questi
         fix = "reads these rows (null in place of {...}: splits by no column)"
     answer = with_columns(data, {"split": split})
     if isinstance(split, dict) and [PLACEHOLDER] in split.values():
-        fix = f"reads these rows, with the value of test, or of val, in place of {PLACEHOLDER} {fix[17:]}"
-        answer = Answer(with_columns(data, {"split": None}).data, answer.options, is_known=False)
-    ways = [Way(f"-opts {answer.options} {fix}", answer)]
+        note = f", with the value of test, or of val, in place of {PLACEHOLDER}"
+        answer = replace(with_columns(data, {"split": None}), options=answer.options, note=note, is_known=False)
+    ways = [Way(f"-opts {answer.options} {fix}{answer.note}", answer)]
     return Question(f"{table.file}:1: DATA.COLUMNS split {shorten(column)}: {problem}; it has {shown}; ", ways)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from conftest import each_row, line_of, told
-from source_helpers import names_of, options, read_splits, tree, write_table
+from source_helpers import names_of, options, read_splits, tree, typed, write_table
 from test_tables import read
 
 from datasets.reading import unlabelled
@@ -136,11 +136,34 @@ def test_runs_of_before_keep_their_held_out_images(rule, images, path, held_out,
     assert len(train) == len(files) - 2
 
 
-def test_lists_of_splits_beside_a_table_of_windows_are_named(tmp_path):
-    tree(tmp_path, *(f"images/{n:03}.png" for n in NUMBERS))
+# The lines of a file beside a table; whether it is a list of splits, or the question about a table of splits
+BESIDE = r"""
+file | header | line | found
+test_list.txt | | images/{n:03}.png | list
+val_list.txt | | images\{n:03}.png | list
+a/test.csv | id,label | {n:03},x | list
+eval_partition.csv | image_id,partition | {n:03}.png,0 | asks
+list_eval.csv | "image" ;"Split Name" | "{n:03}.png";0 | asks
+parts.tsv | part\tid | {part}\t{n:03} | asks
+other_partition.csv | image_id,partition | {n:04}.png,0 |
+trips.csv | id,distance | {n:03},5 |
+sizes.csv | split,images | {part},1{n} |
+test_empty.txt | | |
+"""
+
+
+@each_row(BESIDE)
+def test_splits_of_the_images_of_a_table_in_a_file_beside_it(file, header, line, found, tmp_path):
+    """Lists are named in a warning; a table of splits is a question with an option for all rows."""
+    tree(tmp_path, *(f"images/{n:03}.png" for n in NUMBERS), "a/")
     write_table(tmp_path / "labels.csv", [f"images\\{n:03}.png,{'xy'[n % 2]}" for n in NUMBERS], "path,label")
-    for name, line in (("test_list.txt", "images/{:03}.png\n"), ("val_list.txt", "images\\{:03}.png\n")):
-        (tmp_path / name).write_text("".join(line.format(n) for n in range(3)))
-    (note,) = told(read_splits(options(tmp_path / "labels.csv"))[0].notes, "lists of splits are not read", "warning")
-    assert "test_list.txt" in note
-    assert "val_list.txt" in note
+    lines = [line.replace(r"\t", "\t").format(n=n, part=("train", "test")[n % 2]) for n in NUMBERS]
+    (tmp_path / file).write_text("\n".join([*filter(None, [header.replace(r"\t", "\t")]), *lines]))
+    given = options(tmp_path / "labels.csv")
+    if found == "asks":
+        message = line_of(read_splits, given)
+        assert f"{file}; docs/data.md#joined-tables" in message
+        (given,) = typed(message, given)
+    splits = read_splits(given)
+    assert sum(map(len, splits)) == len(NUMBERS)
+    assert [file in note for note in told(splits[0].notes, "lists of splits", "warning")] == [True] * (found == "list")
