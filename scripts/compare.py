@@ -14,7 +14,7 @@ programs (docs/operation.md).
 import math
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,10 +34,11 @@ from datasets.sources.split import hash_paths
 from engine.checkpoint.weights_record import read_record
 from engine.evaluation.images import IMAGES, read_trained
 from engine.evaluation.intervals import OF_POINT, decide_at
-from engine.evaluation.paired import LimitsAt, limits_at_goal, limits_over_seeds, paired_limits
+from engine.evaluation.paired import LimitsAt, limits_at_goal, paired_limits
 from engine.evaluation.results import SampleResults
-from engine.evaluation.session import EvaluationSession, build_evaluation_session
+from engine.evaluation.session import build_evaluation_session
 from engine.plan.decision import operating_goal
+from engine.plan.evaluation import EvaluationPlan, plan_evaluation
 from engine.report.contents import read_contents
 from engine.report.settings import FEWEST_SEEDS
 from engine.report.tables import compared_options
@@ -57,6 +58,7 @@ NOT_WORSE = 0
 WORSE = 10
 UNKNOWN = 11
 POINT = "operating_point"
+_MOST_SEEDS = 1000
 NO_IMAGE = "no image is left to compare; train NEW with -held_out=OLD, or give others with -data_path"
 
 
@@ -85,31 +87,36 @@ def main(argv: list[str]) -> int:
     if (has_goal or flags.metric == POINT) and len(pairs) > 1:
         raise UserError(f"-metric={POINT} compares two models; give two runs, or another metric for settings")
 
-    def build(file: Path, logger: RunLogger) -> EvaluationSession:
+    def plan(file: Path) -> Planned:
         command = _command(file, of_old, rest)
         if has_goal:  # which the weights need not have
             config = command.config
             command = replace(command, config=config.changed(eval=config.eval.changed(operating_point=None)))
-        return build_evaluation_session(command, context, logger)
+        return Planned(file, command, plan_evaluation(command, context, RunLogger(context)))
 
-    silent = RunLogger(context)  # the notes of the others: on other images
-    logger = RunLogger(context)
-    new = build(pairs[0][1], silent)
-    old = build(pairs[0][0], logger)
-    logger.begin()
-    others = [[build(file, silent) for file in files] for files in pairs[1:]]
-    before, after = _results([[old, new], *others], pairs, context)
-    _note_on_choice(old, new, pairs[0][0])
+    planned = [[plan(file) for file in files] for files in pairs]
+    old, new = planned[0]
+    before, after = _results(planned, context)
+    _note_on_choice(old, new)
     if has_goal:
         point = operating_goal(typed.config, names_of_labels(old.plan.samples, old.plan.config.model.num_logits))
         figures = [_at_goal(point, before[0], after[0])]
     elif flags.metric == POINT:
-        figures = _at_points(old, new, before[0], after[0])
+        figures = _at_points(before[0], after[0])
     else:
-        figures = [_figure(best_metric(flags.metric, old.evaluator.multi_label), before, after)]
+        figures = [_figure(best_metric(flags.metric, old.plan.config.data.multi_label), before, after)]
     sources = names if len(pairs) > 1 else [str(file) for file in pairs[0]]
-    statuses = [_compare(figure, sources, flags.margin, len(before[0].targets)) for figure in figures]
+    numbers = len(before[0].targets), len(before)
+    statuses = [_compare(figure, sources, flags.margin, *numbers) for figure in figures]
     return min(filter(None, statuses), default=NOT_WORSE)  # of both figures of a point, worse counts first
+
+
+class Planned(NamedTuple):
+    """A model before its evaluation. file: of its weights."""
+
+    file: Path
+    command: Command
+    plan: EvaluationPlan
 
 
 def _types_goal(command: Command) -> bool:
@@ -118,31 +125,30 @@ def _types_goal(command: Command) -> bool:
     return is_typed and command.config.eval.operating_point is not None
 
 
-def _note_on_choice(old: EvaluationSession, new: EvaluationSession, file: Path) -> None:
-    """file: of the weights of OLD."""
+def _note_on_choice(old: Planned, new: Planned) -> None:
     chosen = []
-    for name, session in (("OLD", old), ("NEW", new)):
-        plan = session.plan
+    for name, (_, _, plan) in (("OLD", old), ("NEW", new)):
         if plan.images.split == "val" and plan.record.is_of(plan.config.data):
             chosen.append(name)
     if chosen:
-        has_test = read_run(file.parent).get("result", {}).get("test")
+        has_test = read_run(old.file.parent).get("result", {}).get("test")
         fix = "; -split=test compares on test images" if has_test else ""
         print(f"These images chose the epoch and thresholds of {' and '.join(chosen)}: such figures are too good{fix}")
 
 
-def _results(
-    sessions: Sequence[Sequence[EvaluationSession]], pairs: Sequence[tuple[Path, Path]], context: ProcessContext
-) -> list[list[SampleResults]]:
+def _results(planned: Sequence[Sequence[Planned]], context: ProcessContext) -> list[list[SampleResults]]:
     """The results of OLD and of NEW, of each pair, on the samples that all have read and none was trained on."""
-    samples = sessions[0][0].plan.samples
+    samples = planned[0][0].plan.samples
     samples.hash_content()
     found: list[list[SampleResults]] = [[], []]
     is_compared = np.ones(len(samples), bool)
-    for pair, files in zip(sessions, pairs, strict=True):
-        for name, session, file, results in zip(("OLD", "NEW"), pair, files, found, strict=True):
-            results.append(_evaluate(session, samples, context))
-            is_compared &= ~is_padding(results[-1].targets) & ~_are_trained(name, samples, session, file)
+    logger = RunLogger(context)
+    logger.begin()
+    for pair in planned:
+        for name, model, results in zip(("OLD", "NEW"), pair, found, strict=True):
+            results.append(_evaluate(model, samples, context, logger))
+            logger = RunLogger(context)  # which shows nothing: the notes of the others are on other images
+            is_compared &= ~is_padding(results[-1].targets) & ~_are_trained(name, samples, model)
     rows = np.flatnonzero(is_compared)
     print(f"Compared: {len(rows)} images")
     return [[one.take(rows) for one in results] for results in found]
@@ -204,35 +210,33 @@ def _figure(metric: Metric, before: list[SampleResults], after: list[SampleResul
         raise UserError(f"the {metric.title} of these images is undefined; give another -metric, or other images")
     difference = metric.sign * float(np.mean(values[1]) - np.mean(values[0]))
     texts = [metric.text(float(np.mean(one))) for one in values]
-    if len(before) == 1:
-        return Compared(metric.title, texts, order, difference, paired_limits(after[0], before[0], metric))
-    for place, one in enumerate(values):
-        texts[place] += f", mean of {len(one)} seeds, deviation {np.std(one, ddof=1):.4g}"
-    return Compared(metric.title, texts, order, difference, limits_over_seeds(after, before, metric))
+    if len(before) > 1:
+        for place, one in enumerate(values):
+            texts[place] += f", mean of {len(one)} seeds, deviation {np.std(one, ddof=1):.4g}"
+    return Compared(metric.title, texts, order, difference, paired_limits(after, before, metric))
 
 
-def _compare(figure: Compared, sources: list[str], margin: float, images: int) -> int:
+def _compare(figure: Compared, sources: list[str], margin: float, images: int, seeds: int) -> int:
     """Prints the figures of both models and their difference; returns the exit status.
 
-    images: the number of the compared ones, of which a figure at a point has a part.
+    images: the number of the compared ones, of which a figure at a point has a part. seeds: of each setting, 1 of
+    models.
     """
     for name, text, source in zip(("OLD", "NEW"), figure.texts, sources, strict=True):
         print_escaped(f"{name}: {figure.title} {text} ({source})")
     low, high = figure.limits_at(1)
     print(f"Difference, {figure.order}: {figure.difference:+.4g}, 95% interval {low:+.4g} to {high:+.4g}")
-    status, verdict = judge(figure.limits_at, margin, images)
+    status, verdict = judge(figure.limits_at, margin, images, seeds)
     print(f"{verdict} (margin {margin:g})")
     return status
 
 
-def _at_points(
-    old: EvaluationSession, new: EvaluationSession, before: SampleResults, after: SampleResults
-) -> list[Compared]:
+def _at_points(before: SampleResults, after: SampleResults) -> list[Compared]:
     """Specificity and sensitivity at the thresholds of the weights.
 
     Raises UserError: a model has no threshold, or one of another class.
     """
-    points = [session.evaluator.decision.point for session in (old, new)]
+    points = [before.point, after.point]
     names = [point.name for point in points if point and point.threshold is not None]
     if len(names) < 2 or names[0] != names[1]:
         raise UserError(
@@ -271,12 +275,13 @@ def _command(file: Path, of_old: WeightsRecord, rest: list[str]) -> Command:
     return replace(command, config=command.config.with_data(**of_data))
 
 
-def _are_trained(name: str, samples: Samples, session: EvaluationSession, file: Path) -> np.ndarray:
+def _are_trained(name: str, samples: Samples, model: Planned) -> np.ndarray:
     """Whether a model was trained on each sample, bool (N,); prints how many they are.
 
-    file: of its weights, beside the table of the images that it has read, which a run that was killed lacks.
+    Beside its weights is the table of the images that it has read, which a run that was killed lacks.
     """
-    split = session.plan.record.split
+    file = model.file
+    split = model.plan.record.split
     assert samples.hashes
     digests = [row.tobytes().hex().encode() for row in samples.hashes.rows]  # zeros of one that was not read
     trained, number, known = read_trained(file.parent, {*digests})
@@ -295,10 +300,13 @@ def _are_trained(name: str, samples: Samples, session: EvaluationSession, file: 
     return is_trained
 
 
-def _evaluate(session: EvaluationSession, samples: Samples, context: ProcessContext) -> SampleResults:
-    """The results of the samples, with the model's numbers of their classes, which it has: it has read the data."""
-    config = session.plan.config
-    names = session.plan.samples.class_names
+def _evaluate(model: Planned, samples: Samples, context: ProcessContext, logger: RunLogger) -> SampleResults:
+    """The results of the samples, with the model's numbers of their classes, which it has: it has read the data. One
+    model after the other is in memory."""
+    _, command, plan = model
+    config = plan.config
+    session = build_evaluation_session(command, context, logger, plan)
+    names = plan.samples.class_names
     labels = np.array([names.index(name) if name in names else -1 for name in samples.class_names])
     batches = build_eval_loader(config.data, samples.with_classes(labels, names), context, config.timeout_seconds)
     results = session.evaluator.evaluate(session.model, batches)[1]
@@ -306,28 +314,33 @@ def _evaluate(session: EvaluationSession, samples: Samples, context: ProcessCont
     return results
 
 
-def judge(limits_at: Callable[[float], tuple[float, float]], margin: float, images: int) -> tuple[int, str]:
+def judge(limits_at: LimitsAt, margin: float, images: int, seeds: int = 1) -> tuple[int, str]:
     """The exit status and the verdict.
 
-    limits_at: of the difference, above 0 if the new model is better, with this factor times as many images.
+    limits_at: of the difference, above 0 if the new model is better, with these factors times as many images and seeds.
     """
     low, high = limits_at(1)
     if high < 0:
         return WORSE, "Worse, but within the margin" if low > -margin else "Worse"
     if low > -margin:
         return NOT_WORSE, "Not worse"
-
-    def is_told(number: int) -> bool:
-        low, high = limits_at(number / images)
-        return high < 0 or low > -margin
-
     if low == -math.inf:
         return UNKNOWN, "Cannot be told: fewer than 2 images, or groups of like size, show no variance"
+
+    def is_told(*factors: float) -> bool:
+        low, high = limits_at(*factors)
+        return high < 0 or low > -margin
+
     numbers = range(images, 10**12)
-    needed = bisect_left(numbers, True, key=is_told)
-    fix = f"no number of images is enough for a margin of {margin:g}"
+    needed = bisect_left(numbers, True, key=lambda number: is_told(number / images))
     if needed < len(numbers):
-        fix = f"about {numbers[needed]:,} images like these are needed in all"
+        return UNKNOWN, f"Cannot be told: about {numbers[needed]:,} images like these are needed in all"
+    fix = f"no number of images is enough for a margin of {margin:g}; give a larger -margin"
+    counts = range(seeds, _MOST_SEEDS)
+    needed = bisect_left(counts, True, key=lambda count: seeds > 1 and is_told(1, count / seeds))
+    if needed < len(counts):
+        fix = f"about {counts[needed]} seeds of each setting are needed; repeat the command of the sweep with as many "
+        fix += "values in -set SEED, which trains the missing ones"
     return UNKNOWN, f"Cannot be told: {fix}"
 
 

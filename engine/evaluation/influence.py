@@ -7,7 +7,7 @@ Legend: M readable samples, C classes, U units: the images or, with groups, the 
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -49,34 +49,32 @@ def units_of(results: SampleResults) -> Units:
 
 
 class Shares(NamedTuple):
-    """Shares of classes.
+    """Shares of the used classes.
 
-    labels: the classes, int64 (C,). shares; numbers: of single samples that say as much, for Wilson's interval; counts:
-    the sums of the sizes; units: with a sample. All float64 (C,).
+    shares; numbers: of single samples that say as much, for Wilson's interval; units: with a sample. All float64 (C,).
     changes: of the sum of shares * slope without each unit. weights: of each unit in the sums. Both float64 (U,).
     """
 
-    labels: np.ndarray
     shares: np.ndarray
     numbers: np.ndarray
-    counts: np.ndarray
     units: np.ndarray
     changes: np.ndarray
     weights: np.ndarray
 
 
 class Figure(NamedTuple):
-    """A metric as a share.
+    """A metric as the mean of shares.
 
-    low, high: limits that the 95% interval has inside. changes: of the value without each unit, float64 (U,).
+    values: the shares, float64 (C,). limits: the lower and the upper ones of each, which the interval of the mean has
+    inside: it is at least as wide as they make it (Zou and Donner, 2008, who add the squares of the distances).
+    changes: of the mean without each unit, float64 (U,).
     kish: the number of units of equal weight that say as much (Kish, 1965). reason: why there is no interval.
     step: of the value by the share of samples that are right in place of wrong.
     least: the lowest possible value, below 0 of a kappa; the highest one is 1.
     """
 
-    value: float
-    low: float
-    high: float
+    values: np.ndarray
+    limits: tuple[np.ndarray, np.ndarray]
     changes: np.ndarray
     kish: float
     reason: str = ""
@@ -92,17 +90,16 @@ def freedom_of(changes: np.ndarray, kish: float, units: Units) -> float:
     return min(kish - 1, 2 / spread) if units.are_groups and spread > 0 else kish - 1
 
 
-def read_shares(
-    entries: Iterable[Entries], number: int, units: Units, slope: Any = np.ones_like, is_used: np.ndarray | None = None
-) -> Shares:
-    """Of so many classes, of which the used ones count, or those with samples.
+def read_shares(entries: Iterable[Entries], units: Units, is_used: np.ndarray, slope: Any = np.ones_like) -> Shares:
+    """Of the used ones of all classes, bool (C,), each of which is in one of the entries.
 
     The changes are to first order of single images, of groups exact (the jackknife by group, CR3: Bell and McCaffrey,
     2002). With groups the number of samples is the effective one of Korn and Graubard (1998): share * (1 - share) /
     variance, no more than of single images; where all are right, or none, Kish's number of groups. slope: of the value
     of a class by its share.
     """
-    shares, numbers, counts, sides = np.zeros((4, number))
+    number = len(is_used)
+    shares, numbers, sides = np.zeros((3, number))
     changes, weights = np.zeros((2, units.number))
     for rows, labels, parts, sizes in entries:
         pairs, of_pair = np.unique(labels * units.number + units.of_rows[rows], return_inverse=True)
@@ -114,51 +111,34 @@ def read_shares(
         kish = np.nan_to_num(divide(np.ones(number), np.bincount(classes, weight**2, number)))
         change: np.ndarray = np.bincount(of_pair, residuals)
         if units.are_groups:
-            change /= np.maximum(1 - weight, 1e-9)
+            change = change / np.maximum(1 - weight, 1e-9)
         variance = np.bincount(classes, change**2, number) * units.factor(kish - 1)
         variance = np.maximum(variance, np.bincount(labels, residuals**2, number))
-        numbers += np.where(variance > ROUNDING, share * (1 - share) / np.maximum(variance, _TINY), kish)
+        numbers += np.divide(share * (1 - share), variance, out=kish, where=variance > ROUNDING)
         shares += share
-        counts += count
         sides += np.bincount(classes, weight > 0, number)
-        changes += np.bincount(places, change * slope(share)[classes], units.number)
-        weights += np.bincount(places, weight, units.number)
-    used = np.flatnonzero(counts if is_used is None else is_used)
-    return Shares(used, shares[used], np.maximum(numbers[used], 1), counts[used], sides[used], changes, weights)
+        gradient = slope(share) * is_used
+        changes += np.bincount(places, change * gradient[classes], units.number)
+        weights += np.bincount(places, weight * (gradient > 0)[classes], units.number)
+    return Shares(shares[is_used], np.maximum(numbers, 1)[is_used], sides[is_used], changes, weights)
 
 
 def _mean_of(found: Shares, values: np.ndarray, limits: Any, reason: str = "") -> Figure:
-    """The mean of figures, whose limits are at least as far away as the ones of the figures make them (Zou and Donner,
-    2008, who add the squares of the distances)."""
-    number = max(len(values), 1)
-    value = float(values.sum()) / number if len(values) else math.nan
-    below, above = (math.sqrt(np.sum((limit - values) ** 2)) / number for limit in limits)
     kish = found.weights.sum() ** 2 / max(float(found.weights @ found.weights), _TINY)
-    return Figure(value, value - below, value + above, found.changes / number, kish, reason)
+    return Figure(values, limits, found.changes / max(len(values), 1), kish, reason)
 
 
 def _share(results: SampleResults, of: Callable[[SampleResults], Any], units: Units) -> Figure:
     parts, sizes = of(results)
     rows = np.flatnonzero(sizes)
-    found = read_shares([(rows, np.zeros(len(rows), np.int64), parts[rows], sizes[rows])], 1, units)
+    found = read_shares([(rows, 0 * rows, parts[rows], sizes[rows])], units, np.ones(1, bool))
     limits = wilson(np.minimum(found.shares, 1), found.numbers)  # a loss has none
-    reason = f"fewer than 2 {units.name}" if len(rows) and found.units[0] < 2 else ""
-    return _mean_of(found, found.shares, limits, reason)
+    return _mean_of(found, found.shares, limits, f"fewer than 2 {units.name}" * bool(found.units[0] < 2))
 
 
-def shares_of_classes(
-    results: SampleResults, of: str, units: Units, is_used: np.ndarray | None = None, slope: Any = np.ones_like
-) -> Shares:
-    """The recall, precision, specificity, or for `f1` Jaccard's index of the classes with samples, or of used ones."""
-    if is_used is None:
-        is_used = results.per_class.count > 0
-    if of == "specificity":
-        is_used = is_used & ~np.isnan(results.per_class.specificity)
-    return read_shares(_entries_of_classes(results, of, is_used), len(is_used), units, slope, is_used)
-
-
-def _entries_of_classes(results: SampleResults, of: str, is_used: np.ndarray) -> Iterator[Entries]:
-    """The samples in the denominator of the figure of each class, and whether they are hits."""
+def _entries_of_classes(results: SampleResults, of: str) -> Iterator[Entries]:
+    """The samples in the denominator of the recall, precision, specificity, or for `f1` Jaccard's index of each class,
+    and whether they are hits."""
     readable = results.readable
     targets = results.targets[readable]
     predicted = results.labels[readable, 0]
@@ -170,18 +150,14 @@ def _entries_of_classes(results: SampleResults, of: str, is_used: np.ndarray) ->
             wrong = np.flatnonzero(~is_hit)
             rows = np.append(rows, wrong)
             labels = np.append(labels, predicted[wrong])
-        is_shown = is_used[labels]
-        rows = rows[is_shown]
-        yield rows, labels[is_shown], is_hit[rows], np.ones(len(rows))
+        yield rows, labels, is_hit[rows], np.ones(len(rows))
         return
-    used = np.flatnonzero(is_used)
-    step = max(1, _CELLS // len(targets))
-    for start in range(0, len(used), step):
-        block = used[start : start + step]
+    every = np.arange(len(results.per_class.count))
+    for block in np.array_split(every, 1 + every.size * len(targets) // _CELLS):
         if not is_multi_hot(targets):
             is_own = targets[:, None] == block
-            is_predicted = predicted[:, None] == block
             is_known = True
+            is_predicted = predicted[:, None] == block
         else:
             is_own = targets[:, block] > 0
             is_known = targets[:, block] != UNKNOWN
@@ -197,33 +173,35 @@ def _entries_of_classes(results: SampleResults, of: str, is_used: np.ndarray) ->
 
 
 def _mean_over_classes(results: SampleResults, of: str, units: Units) -> Figure:
-    """Wilson's limits of each class. F1 is 2 J / (1 + J) of Jaccard's index J, the share of TP of TP + FP + FN."""
-    value = f1_of_jaccard if of == "f1" else np.asarray
-    slope = _slope_of_f1 if of == "f1" else np.ones_like
-    found = shares_of_classes(results, of, units, slope=slope)
-    limits = (value(limit) for limit in wilson(found.shares, found.numbers))
-    return _mean_of(found, value(found.shares), limits)
+    """Of the classes with samples. Wilson's limits of each class. F1 is 2 J / (1 + J) of Jaccard's index J, the share
+    of TP of TP + FP + FN."""
+    weight = 1 if of == "f1" else 0
+    is_used = results.per_class.count > 0
+    if of == "specificity":
+        is_used &= ~np.isnan(results.per_class.specificity)
 
+    def value(shares: np.ndarray) -> np.ndarray:
+        return (1 + weight) * shares / (1 + weight * shares)
 
-def f1_of_jaccard(jaccard: np.ndarray) -> np.ndarray:
-    return 2 * jaccard / (1 + jaccard)
+    def slope(shares: np.ndarray) -> np.ndarray:
+        return (1 + weight) / (1 + weight * shares) ** 2
 
-
-def _slope_of_f1(jaccard: np.ndarray) -> np.ndarray:
-    return 2 / (1 + jaccard) ** 2
+    found = read_shares(_entries_of_classes(results, of), units, is_used, slope)
+    low, high = wilson(found.shares, found.numbers)
+    return _mean_of(found, value(found.shares), (value(low), value(high)))
 
 
 def _worst_class(results: SampleResults, of: str, units: Units) -> Figure:
     """Clopper and Pearson's limits: the lowest lower one, since the worst class is one of them, and the lowest upper
     one of limits that hold for all classes together (Bonferroni).
     """
-    found = shares_of_classes(results, of, units)
+    count = results.per_class.count
+    is_worst = np.arange(len(count)) == np.lexsort((count, getattr(results.per_class, of)))[0]
+    found = read_shares(_entries_of_classes(results, of), units, count > 0, lambda _: is_worst)
     hits = (found.shares * found.numbers).round(6)  # whole numbers of images
     low, _ = clopper_pearson(hits, found.numbers, 0.025)
     _, high = clopper_pearson(hits, found.numbers, 0.025 / len(hits))
-    worst = found.labels[np.lexsort((found.numbers, found.shares))[0]]
-    own = shares_of_classes(results, of, units, np.arange(len(results.per_class.count)) == worst)
-    return _mean_of(own, own.shares, (low.min(), high.min()))
+    return _mean_of(found, found.shares.min(keepdims=True), (low.min(), high.min()))
 
 
 def _ranking(results: SampleResults, of: str, units: Units) -> Figure:
@@ -233,12 +211,14 @@ def _ranking(results: SampleResults, of: str, units: Units) -> Figure:
     of the samples of a class, and of the others. The limits of the classes are Newcombe's (2006, method 5), of the
     average precision Wilson's of the samples of the class (Boyd, Eng and Page, 2013).
     """
-    assert results.scores is not None
+    is_used = ~np.isnan(getattr(results.ranking, of))
     if of == "average_precision":
-        found = read_shares(_precisions(results), results.scores.shape[1], units)
+        found = read_shares(_precisions(results), units, is_used)
         return _mean_of(found, found.shares, wilson(found.shares, found.units))
-    found = read_shares(_placements(results), 2 * results.scores.shape[1], units)
-    values, _ = found.shares.reshape(-1, 2).T
+    if len(is_used) == 2 and not is_multi_hot(results.targets):
+        is_used[0] = False  # both have one AUROC
+    found = read_shares(_placements(results), units, np.repeat(is_used, 2))
+    values = found.shares[::2]
     sides = found.units.reshape(-1, 2).T
     reason = ""
     if sides.min(initial=MIN_RANKED) < MIN_RANKED:
@@ -248,12 +228,11 @@ def _ranking(results: SampleResults, of: str, units: Units) -> Figure:
 
 def _placements(results: SampleResults) -> Iterator[Entries]:
     """The share of the others below each sample of a class, and of the class above each other sample; equal scores
-    count half. Of two classes with one label the second one alone, as both have one AUROC."""
+    count half."""
     assert results.scores is not None
-    is_binary = not is_multi_hot(results.targets) and results.scores.shape[1] == 2
     for label, scores, is_own, is_known in read_labels(results.targets, results.scores, results.readable):
         sides = (np.flatnonzero(is_own), np.flatnonzero(is_known & ~is_own))
-        if not all(map(len, sides)) or (is_binary and not label):
+        if not all(map(len, sides)):
             continue
         own, others = (to_finite(scores[side]) for side in sides)
         for place, parts in enumerate((_below(others, own), 1 - _below(own, others))):
@@ -303,16 +282,14 @@ def _agreement(results: SampleResults, of: int, units: Units) -> Figure:
     costs = np.abs(grades[:, None] - grades).astype(float) ** of
     of_true = np.bincount(true, minlength=number) / len(rows)
     of_predicted = np.bincount(predicted, minlength=number) / len(rows)
-    by_chance = of_true @ costs @ of_predicted
-    if by_chance == 0:
-        return Figure(math.nan, 0, 0, np.zeros(units.number), len(rows))
-    relative = costs / by_chance
+    relative = costs / (of_true @ costs @ of_predicted)
     found = relative[true, predicted]
     means = (relative @ of_predicted)[:, None] + of_true @ relative - 2
     parts = 1 - found + found.mean() * means[true, predicted]
     least = min(1 - relative[np.sort(true), np.sort(predicted)[::-1]].mean(), 0.0)  # the highest costs
     scale = 1 - least
-    shares = read_shares([(rows, 0 * rows, (parts - least) / scale, np.ones(len(rows)))], 1, units)
+    entries = (rows, 0 * rows, (parts - least) / scale, np.ones(len(rows)))
+    shares = read_shares([entries], units, np.ones(1, bool))
     of_chance = 1 / (1 - float(of_true @ of_predicted))
     ratio = (found @ found + 2 * of_chance) / (found.sum() + 2)
     most = scale * len(rows) / ratio
@@ -334,38 +311,30 @@ KINDS: dict[str, Callable[[SampleResults, Any, Units], Figure]] = {
 }
 
 
-def limits_of_classes(results: SampleResults, number: int) -> dict[str, np.ndarray]:
-    """`recall_low`, `recall_high`, ...: the 95% limits of the figures of each of so many classes, percent; NaN if the
-    figure is not defined or the groups are not known.
+def limits_of_classes(results: SampleResults, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """`recall_low`, `recall_high`, ...: the 95% limits of columns of figures of each class, percent; NaN if the figure
+    is not defined or the groups are not known.
 
     Of recall, precision and F1 Wilson's, with groups at the effective number of samples; of the average precision
     Wilson's, and of the AUROC Newcombe's, of the samples or groups of the class.
     """
     units = units_of(results)
-    limits = dict[str, tuple[np.ndarray, Any]]()
+    limits = dict[str, Any]()
     for name in ("precision", "recall", "f1"):
-        shares = shares_of_classes(results, name, units)
-        is_defined = shares.counts > 0
-        low, high = wilson(shares.shares[is_defined], shares.numbers[is_defined])
-        if name == "f1":
-            low = f1_of_jaccard(low)
-            high = f1_of_jaccard(high)
-        limits[name] = shares.labels[is_defined], (low, high)
+        limits[name] = np.full((2, len(columns[name])), np.nan)
+        limits[name][:, np.flatnonzero(results.per_class.count)] = _mean_over_classes(results, name, units).limits
     if results.scores is not None:
-        sides = np.zeros((2, number))
+        sides = np.zeros((2, results.scores.shape[1]))
         for label, _, is_own, is_known in read_labels(results.targets, results.scores, results.readable):
             for place, side in enumerate((is_own, is_known & ~is_own)):
                 sides[place, label] = np.count_nonzero(np.bincount(units.of_rows[side]))
-        ap = results.ranking.average_precision / 100
-        auroc = results.ranking.auroc / 100
-        labels = np.flatnonzero(sides[0])
-        limits["ap"] = labels, wilson(ap[labels], sides[0, labels])
-        labels = np.flatnonzero(sides.all(0))
-        limits["auroc"] = labels, newcombe(auroc[labels], *sides[:, labels])
+        sides = np.maximum(sides, 1)
+        if "ap" in columns:
+            limits["ap"] = wilson(columns["ap"] / 100, sides[0])
+        limits["auroc"] = newcombe(columns["auroc"] / 100, *sides)
     found = dict[str, np.ndarray]()
-    for name, (labels, ends) in limits.items():
+    for name, ends in limits.items():
+        is_open = np.isnan(columns[name]) | results.lacks_groups
         for end, values in zip(("low", "high"), ends, strict=True):
-            found[f"{name}_{end}"] = np.full(number, np.nan)
-            if not results.lacks_groups:
-                found[f"{name}_{end}"][labels] = 100 * values
+            found[f"{name}_{end}"] = np.where(is_open, np.nan, 100 * values)
     return found

@@ -36,26 +36,28 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
         return None, "the groups of the images are not known"
     if metric.sign < 0 or metric.kind is None:
         return None, ""
+    if math.isnan(metric.compute(results)):
+        return None, f"the {metric.title} is undefined"
     units = units_of(results)
     figure = KINDS[metric.kind](results, metric.of, units)
-    if math.isnan(figure.value):
-        return None, f"the {metric.title} is undefined"
     if figure.reason:
         return None, figure.reason
     if units.number < 2:
         return None, f"fewer than 2 {units.name}"
     if units.are_groups and figure.kish < 1 + _FEWEST_DEGREES:
         return None, f"too few {units.name}, or one with most of the images"
+    value = float(figure.values.mean())
     scale = 1 - figure.least
-    share = min(max((figure.value - figure.least) / scale, 0.0), 1.0)  # rounding
+    share = min(max((value - figure.least) / scale, 0.0), 1.0)  # rounding
     variance = float(figure.changes @ figure.changes) / scale**2
-    low = high = share
+    ends = (share, share)
     if variance > ROUNDING:
         variance *= units.factor(freedom_of(figure.changes, figure.kish, units))
-        low, high = wilson(share, max(share * (1 - share) / variance, 1.0))
-    low, high = (figure.least + scale * limit for limit in (low, high))
-    limits = max(min(low, figure.low), figure.least), min(max(high, figure.high), 1.0)
-    return [100 * float(limit) for limit in limits], ""
+        ends = wilson(share, max(share * (1 - share) / variance, 1.0))
+    low, high = (figure.least + scale * end for end in ends)
+    number = len(figure.values)
+    below, above = (math.sqrt(np.sum((limits - figure.values) ** 2)) / number for limits in figure.limits)
+    return [100 * max(min(low, value - below), figure.least), 100 * min(max(high, value + above), 1.0)], ""
 
 
 def ranking_of(results: SampleResults, label: int, names: Sequence[str]) -> dict[str, Any] | None:

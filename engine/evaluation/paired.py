@@ -18,86 +18,73 @@ from utils.errors import UserError
 from utils.metric_table import Metric
 
 _DRAWS = 1000  # of the bootstrap
-LimitsAt = Callable[[float], tuple[float, float]]
+LimitsAt = Callable[..., tuple[float, float]]
 
 
-def _no_limits(_: float) -> tuple[float, float]:
+def _no_limits(*_: float) -> tuple[float, float]:
     """Of fewer than 2 units, which show no variance."""
     return -math.inf, math.inf
 
 
-def paired_limits(new: SampleResults, old: SampleResults, metric: Metric) -> LimitsAt:
-    """The 95% limits by which a metric of `new` is better than of `old`, two models on the same readable samples: a
-    function of the factor by which there are more images of each class, 1 for these.
+def paired_limits(new: Sequence[SampleResults], old: Sequence[SampleResults], metric: Metric) -> LimitsAt:
+    """The 95% limits by which a metric of `new` is better than of `old`, of two models, or of two settings with a model
+    of each seed, on the same readable samples: a function of the factors by which there are more images of each class,
+    and more seeds, 1 for these.
 
-    Student's limits of the differences of the two changes of each unit (`Figure.changes`): of single images the paired
-    t interval of top-1 and the loss, DeLong's of the AUROC; of groups the jackknife by group, see `freedom_of`. Of
-    fewer than 2 units they are infinite at each factor. Models that are equal on few images may differ on others: the
-    variance is at least the one of two more images, each of which one model alone has right (Bonett and Price, 2012),
-    2 / (n + 2)² with Kish's number of images. They are groups only if no group differs. A loss has no such images.
-    Without changes (a calibration error), the limits are of a bootstrap.
+    Of two models Student's limits of the differences of the two changes of each unit (`Figure.changes`): of single
+    images the paired t interval of top-1 and the loss, DeLong's of the AUROC; of groups the jackknife by group, see
+    `freedom_of`. Of settings those of readers and cases, with the jackknife's pseudo-values of each image or group
+    (Dorfman, Berbaum and Metz, 1992); more images do not narrow the part of the seeds.
 
-    Raises UserError: the groups of the images are not known.
+    Of fewer than 2 units they are infinite at each factor. Models that are equal on few images may differ on others:
+    the variance is at least the one of two more images, each of which one model alone has right (Bonett and Price,
+    2012), 2 / (n + 2)² with Kish's number of images. They are groups only if no group differs. A loss has no such
+    images. Without changes (a calibration error), the limits are of a bootstrap.
+
+    Raises UserError: the groups of the images are not known; over seeds a metric without changes.
     """
-    _check_groups(new, old)
-    units = units_of(old)
-    difference = metric.gain(new, old)
+    _check_groups(*new, *old)
+    units = units_of(old[0])
+    pairs = [*zip(new, old, strict=True)]
     if metric.kind is None:
-        rows = old.readable
-        return _bootstrap(lambda drawn: metric.gain(new.take(rows[drawn]), old.take(rows[drawn])), units)
-    figures = [KINDS[metric.kind](results, metric.of, units) for results in (new, old)]
-    changes = figures[0].changes - figures[1].changes
-    variance = float(changes @ changes)
-    kish = min(figure.kish for figure in figures)
-    steps = float(sum(figure.step**2 for figure in figures))
-    freedom = freedom_of(changes, kish, units)
-    images = kish * len(units.of_rows) / units.number if variance > ROUNDING else kish
+        if len(pairs) > 1:
+            raise UserError(f"no interval of the {metric.title} over seeds; compare single runs")
+        rows = old[0].readable
+        return _bootstrap(lambda drawn: metric.gain(*(one.take(rows[drawn]) for one in pairs[0])), units)
+    figures = [[KINDS[metric.kind](results, metric.of, units) for results in pair] for pair in pairs]
+    kish = min(figure.kish for pair in figures for figure in pair)
     if round(kish, 6) < 2:
         return _no_limits
+    scale = 100.0 if metric.is_percent else 1.0
+    steps = 2 * float(np.mean([figure.step**2 for pair in figures for figure in pair]))
+    gains = np.array([metric.gain(*pair) for pair in pairs])
+    changes = metric.sign * scale * np.stack([after.changes - before.changes for after, before in figures])
+    freedom = freedom_of(changes[0], kish, units)
+    of_images = float(np.sum(changes.mean(0) ** 2))
+    of_seeds = 0.0
+    images = kish * len(units.of_rows) / units.number if of_images > ROUNDING else kish
+    if len(pairs) > 1:
+        changes -= changes.mean(1, keepdims=True)  # which is not 0 of groups
+        found = difference_of(gains[:, None] + units.number * changes)
+        of_seeds = found.of_seeds
+        of_images = found.error**2 - of_seeds
 
-    def limits_at(factor: float) -> tuple[float, float]:
-        least = metric.is_percent * steps / (factor * images + 2) ** 2
-        quantile = float(t_quantile(max(factor * (freedom + 1) - 1, 1)))
-        return _around(difference, quantile * math.sqrt(max(variance / factor, least)), metric)
+    def limits_at(factor: float, of_more_seeds: float = 1) -> tuple[float, float]:
+        least = steps * (100 * metric.is_percent / (factor * images + 2)) ** 2
+        degrees = of_more_seeds * len(pairs) - 1 or max(factor * (freedom + 1) - 1, 1)
+        variance = of_seeds / of_more_seeds + of_images / factor
+        distance = float(t_quantile(degrees)) * math.sqrt(max(variance, least))
+        return _around(float(gains.mean()), distance, metric)
 
     return limits_at
 
 
 def _around(difference: float, distance: float, metric: Metric) -> tuple[float, float]:
-    """distance: a share, of a figure in percent, whose difference is at most 100, of kappas 200."""
+    """A figure in percent has a difference of at most 100, kappas, which are from -100 on, of 200."""
     if not metric.is_percent:
         return difference - distance, difference + distance
-    largest = 200.0 if metric.kind == "agreement" else 100.0  # kappas are from -100 on
-    return max(difference - 100 * distance, -largest), min(difference + 100 * distance, largest)
-
-
-def limits_over_seeds(new: Sequence[SampleResults], old: Sequence[SampleResults], metric: Metric) -> LimitsAt:
-    """As `paired_limits`, of two settings with a model of each seed: of readers and cases, with the jackknife's
-    pseudo-values of each image or group (Dorfman, Berbaum and Metz, 1992). More images do not narrow the part of the
-    seeds. Also raises UserError: a metric without changes.
-    """
-    _check_groups(*new, *old)
-    if metric.kind is None:
-        raise UserError(f"no interval of the {metric.title} over seeds; compare single runs")
-    units = units_of(old[0])
-    figures = [[KINDS[metric.kind](one, metric.of, units) for one in pair] for pair in zip(new, old, strict=True)]
-    if min(round(figure.kish, 6) for pair in figures for figure in pair) < 2:
-        return _no_limits
-    scale = 100.0 if metric.is_percent else 1.0
-    gains = []
-    for after, before, (figure, other) in zip(new, old, figures, strict=True):
-        changes = figure.changes - other.changes
-        changes -= changes.mean()  # which is not 0 of groups
-        gains.append(metric.gain(after, before) / scale + metric.sign * units.number * changes)
-    found = difference_of(np.stack(gains))
-
-    def limits_at(factor: float) -> tuple[float, float]:
-        variance = found.of_seeds + (found.error**2 - found.of_seeds) / factor
-        least = 2 * metric.is_percent / (factor * units.number + 2) ** 2
-        distance = float(t_quantile(found.freedom)) * math.sqrt(max(variance, least))
-        return _around(scale * found.mean, distance, metric)
-
-    return limits_at
+    largest = 200.0 if metric.kind == "agreement" else 100.0
+    return max(difference - distance, -largest), min(difference + distance, largest)
 
 
 def limits_at_goal(new: SampleResults, old: SampleResults, point: OperatingPoint) -> tuple[list[float], LimitsAt]:

@@ -105,12 +105,15 @@ class EvaluationSession:
         ]
 
 
-def build_evaluation_session(command: Command, context: ProcessContext, logger: RunLogger) -> EvaluationSession:
-    """The session of the weights of MODEL.PRETRAINED, or of the run that -resume names.
+def build_evaluation_session(
+    command: Command, context: ProcessContext, logger: RunLogger, plan: EvaluationPlan | None = None
+) -> EvaluationSession:
+    """The session of the weights of MODEL.PRETRAINED, or of the run that -resume names. plan: of the command, if there
+    is one.
 
     Raises UserError: the weights do not fit the model; -threshold rejects no image; a workbook has fewer rows.
     """
-    plan = plan_evaluation(command, context, logger)
+    plan = plan or plan_evaluation(command, context, logger)
     decision, notes = decide(command, plan)
     of_model = None if command.runs else decision
     built = build_eval_model(plan.config, context, plan.purpose, plan.record, of_model)

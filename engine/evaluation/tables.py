@@ -215,8 +215,7 @@ class ResultTables:
     ) -> None:
         """texts, shares: further columns; shares are in percent. The limits of those that have some are the last."""
         shares = {name: getattr(figures, name) for name in ("precision", "recall", "f1", "specificity")} | shares
-        limits = limits_of_classes(results, len(self.class_names))
-        shares |= {name: values for name, values in limits.items() if name.rpartition("_")[0] in shares}
+        shares |= limits_of_classes(results, shares)
         counts = (figures.count, figures.predicted)
         cells = (map(_cell, one) for one in shares.values())
         rows = zip(range(len(self.class_names)), self.class_names, *counts, *cells, *texts.values(), strict=True)

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +22,9 @@ from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.split import RunSplit, hash_paths
 from engine.evaluation.images import IMAGES
 from engine.evaluation.limits import difference_of
-from engine.evaluation.paired import limits_at_goal, limits_over_seeds, paired_limits
+from engine.evaluation.paired import limits_at_goal, paired_limits
 from engine.evaluation.results import SampleResults, results_of_scores
+from engine.evaluation.session import build_evaluation_session
 from engine.plan.training import _split_as
 from scripts import compare
 from scripts.compare import judge
@@ -60,20 +62,20 @@ def test_the_interval_of_the_difference_is_the_one_of_scipy_and_statsmodels():
     """The paired t interval of top-1 and the loss; the figures are of tests/fixtures/paired_figures.py."""
     new, old, groups = paired_hits()
     pair = [results_of_hits(new), results_of_hits(old)]
-    found = paired_limits(*pair, METRICS["top1"])(1)
+    found = paired_limits(*zip(pair), METRICS["top1"])(1)
     assert found == pytest.approx(SCIPY, abs=0.3)
     assert found == pytest.approx(STATSMODELS, abs=0.01)
     by_group = [replace(results, groups=groups) for results in pair]
-    clustered = paired_limits(*by_group, METRICS["top1"])(1)
+    clustered = paired_limits(*zip(by_group), METRICS["top1"])(1)
     assert clustered == pytest.approx(CLUSTERED, abs=0.3)  # of the normal distribution, without the jackknife
     pair[0] = replace(pair[0], losses=np.random.default_rng(0).random(400).astype(np.float32))
     losses = ttest_rel(pair[1].losses, pair[0].losses).confidence_interval()
     factor = math.sqrt(400 / 399)  # denominators n, not n - 1
-    low, high = paired_limits(*pair, METRICS["loss"])(1)
+    low, high = paired_limits(*zip(pair), METRICS["loss"])(1)
     assert factor * (high - low) == pytest.approx(losses.high - losses.low, rel=1e-6)
     assert (low + high) / 2 == pytest.approx(METRICS["loss"].gain(*pair))
     with refused("DATA.GROUPS"):
-        paired_limits(replace(pair[0], lacks_groups=True), pair[1], METRICS["loss"])
+        paired_limits([replace(pair[0], lacks_groups=True)], pair[1:], METRICS["loss"])
 
 
 def test_groups_of_a_paired_top1_are_left_out_one_by_one():
@@ -91,29 +93,29 @@ def test_groups_of_a_paired_top1_are_left_out_one_by_one():
     freedom = 2 * squares.sum() ** 2 / (len(squares) * squares.var())
     distance = t.ppf(0.975, min(freedom, kish - 1)) * np.sqrt(squares.sum())
     pair = (replace(results_of_hits(hits), groups=groups) for hits in (new, old))
-    found = paired_limits(*pair, METRICS["top1"])(1)
+    found = paired_limits(*zip(pair), METRICS["top1"])(1)
     assert found == pytest.approx([gains.mean() - distance, gains.mean() + distance], rel=1e-6)
 
 
 def test_models_that_are_equal_on_few_images_may_differ():
     """The limits of Bonett and Price, with Student's t."""
     equal = results_of_hits(np.arange(400) < 380)
-    assert paired_limits(equal, equal, METRICS["top1"])(1) == pytest.approx(EQUAL, abs=0.01)
+    assert paired_limits([equal], [equal], METRICS["top1"])(1) == pytest.approx(EQUAL, abs=0.01)
     grouped = replace(equal, groups=np.array([f"g{number // 8}" for number in range(400)]))
     expected = 100 * t.ppf(0.975, 49) * 2**0.5 / 52
-    assert paired_limits(grouped, grouped, METRICS["top1"])(1)[1] == pytest.approx(expected)
-    low, high = paired_limits(equal, equal, METRICS["min_recall"])(1)
+    assert paired_limits([grouped], [grouped], METRICS["top1"])(1)[1] == pytest.approx(expected)
+    low, high = paired_limits([equal], [equal], METRICS["min_recall"])(1)
     assert high == -low > 1.5
-    assert paired_limits(equal, equal, METRICS["loss"])(1) == (0, 0)
+    assert paired_limits([equal], [equal], METRICS["loss"])(1) == (0, 0)
 
 
 @pytest.mark.parametrize("number", [1, 40])  # images, of one group
 def test_one_image_or_group_tells_nothing_with_any_factor(number):
     one = replace(results_of_hits(np.arange(number) % 7 != 5), groups=np.full(number, "a"))
     single = results_of_hits(np.array([True]))
-    of_all = [paired_limits(single, replace(single, losses=single.losses + 1), METRICS["loss"])]
-    of_all += [paired_limits(one, one, METRICS[name]) for name in ("top1", "loss", "ece")]
-    of_all += [limits_over_seeds([one] * 3, [one] * 3, METRICS["top1"])]
+    of_all = [paired_limits([single], [replace(single, losses=single.losses + 1)], METRICS["loss"])]
+    of_all += [paired_limits([one], [one], METRICS[name]) for name in ("top1", "loss", "ece")]
+    of_all += [paired_limits([one] * 3, [one] * 3, METRICS["top1"])]
     if number > 1:
         of_all += [limits_at_goal(one, one, OperatingPoint(name="ill", label=1, specificity=0.9))[1]]
     for limits_at in of_all:
@@ -128,18 +130,18 @@ def test_the_interval_over_seeds_of_groups_has_the_difference_in_its_middle():
     new, old, groups = paired_hits()
     keep = np.random.default_rng(0).random(400) < np.repeat(np.linspace(0.2, 1, 50), 8)
     pair = [replace(results_of_hits(hits[keep]), groups=groups[keep]) for hits in (new, old)]
-    low, high = limits_over_seeds([pair[0], pair[1], pair[0]], [pair[1], pair[1], pair[1]], METRICS["top1"])(1)
+    low, high = paired_limits([pair[0], pair[1], pair[0]], [pair[1], pair[1], pair[1]], METRICS["top1"])(1)
     assert (low + high) / 2 == pytest.approx(METRICS["top1"].gain(*pair) * 2 / 3, abs=1e-9)
     right, wrong = (results_of_hits(np.full(20, is_right)) for is_right in (True, False))
     for name, largest in (("top1", 100), ("quadratic_kappa", 200)):
-        limits = limits_over_seeds([right, wrong, right], [wrong, right, wrong], METRICS[name])(1)
+        limits = paired_limits([right, wrong, right], [wrong, right, wrong], METRICS[name])(1)
         assert limits == (-largest, largest)
 
 
 def test_the_difference_of_kappas_may_be_more_than_100():
     """Right on all images, and on none."""
     pair = [results_of_hits(np.full(20, is_right)) for is_right in (True, False)]
-    low, high = paired_limits(*pair, METRICS["quadratic_kappa"])(1)
+    low, high = paired_limits(*zip(pair), METRICS["quadratic_kappa"])(1)
     difference = METRICS["quadratic_kappa"].gain(*pair)
     assert 100 < difference < 200
     assert low < difference < high <= 200
@@ -150,18 +152,18 @@ def test_settings_are_compared_over_seeds_and_images():
     hits = np.random.default_rng(3).random((2, 4, 300)) < np.linspace(0.7, 0.9, 4)[:, None]
     hits[0] |= np.random.default_rng(4).random(300) < 0.2
     new, old = ([results_of_hits(one) for one in setting] for setting in hits)
-    limits_at = limits_over_seeds(new, old, METRICS["top1"])
+    limits_at = paired_limits(new, old, METRICS["top1"])
     expected = difference_of(100.0 * hits[0] - 100.0 * hits[1])
     distance = t.ppf(0.975, 3) * expected.error
     assert limits_at(1) == pytest.approx((expected.mean - distance, expected.mean + distance))
     low, high = limits_at(1e12)
     assert high - low == pytest.approx(2 * t.ppf(0.975, 3) * math.sqrt(expected.of_seeds))
     gains = [METRICS["auroc"].gain(*pair) for pair in zip(new, old, strict=True)]
-    low, high = limits_over_seeds(new, old, METRICS["auroc"])(1)
+    low, high = paired_limits(new, old, METRICS["auroc"])(1)
     assert (low + high) / 2 == pytest.approx(np.mean(gains))
-    assert limits_over_seeds(old, old, METRICS["top1"])(1)[1] == pytest.approx(t.ppf(0.975, 3) * EQUAL_300)
+    assert paired_limits(old, old, METRICS["top1"])(1)[1] == pytest.approx(t.ppf(0.975, 3) * EQUAL_300)
     with refused("calibration error"):
-        limits_over_seeds(new, old, METRICS["ece"])
+        paired_limits(new, old, METRICS["ece"])
 
 
 @pytest.mark.parametrize("goal", [{"specificity": 0.9}, {"sensitivity": 0.8}])
@@ -241,13 +243,33 @@ def test_the_number_of_needed_images_is_the_fewest_whose_interval_tells_it(name,
         results = results_of_scores(targets, np.eye(2, dtype=np.float32)[targets])
         if target is not None:
             results = results.take(np.flatnonzero(targets == target))
-        return paired_limits(results, results, METRICS[name])
+        return paired_limits([results], [results], METRICS[name])
 
     status, verdict = judge(limits_of(24), 5, 24)
     assert status == compare.UNKNOWN
     needed = int(verdict.partition("about ")[2].partition(" images")[0].replace(",", ""))
     assert judge(limits_of(12 * -(-needed // 12)), 5, needed)[0] == compare.NOT_WORSE  # whole dozens have the same mix
     assert judge(limits_of(12 * ((needed - 1) // 12)), 5, needed)[0] == compare.UNKNOWN
+
+
+def test_the_number_of_needed_seeds_is_told_where_no_number_of_images_is_enough():
+    """The fewest whose part of the error by seeds is small enough, with Student's t."""
+    hits = np.random.default_rng(3).random((2, 4, 2000)) < np.array([0.7, 0.7, 0.72, 0.8])[:, None]
+    hits[1] = np.random.default_rng(4).random((4, 2000)) < 0.73
+    new, old = ([results_of_hits(one) for one in setting] for setting in hits)
+    found = difference_of(100.0 * hits[0] - 100.0 * hits[1])
+
+    def low(seeds: int) -> float:
+        variance = found.error**2 + found.of_seeds * (4 / seeds - 1)
+        return found.mean - t.ppf(0.975, seeds - 1) * math.sqrt(variance)
+
+    needed = next(seeds for seeds in range(4, 100) if low(seeds) > -5)
+    limits_at = paired_limits(new, old, METRICS["top1"])
+    status, verdict = judge(limits_at, 5, 2000, 4)
+    assert status == compare.UNKNOWN
+    assert f"about {needed} seeds" in verdict
+    assert judge(lambda *_: (low(needed), 9), 5, 2000, needed)[0] == compare.NOT_WORSE
+    assert "larger -margin" in judge(limits_at, 0.1, 2000, 4)[1]
 
 
 def add_images(root: Path, names: range) -> None:
@@ -444,6 +466,21 @@ def test_test_images_are_advised_only_where_the_run_has_some(grown, tmp_path, ca
     assert "Compared: 12 images" in text
     assert f"OLD: top-1 {top1:.2f}%" in text
     assert "too good" not in text
+
+
+def test_one_model_after_the_other_is_in_memory(grown, monkeypatch):
+    _, old, new, _ = grown
+    models = []
+
+    def build(*arguments):
+        assert not any(model() for model in models)
+        session = build_evaluation_session(*arguments)
+        models.append(weakref.ref(session.model))
+        return session
+
+    monkeypatch.setattr(compare, "build_evaluation_session", build)
+    compared(old, new)
+    assert len(models) == 2
 
 
 def test_the_status_is_the_one_of_a_cron_job(grown, tmp_path, capsys):

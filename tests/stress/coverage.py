@@ -248,7 +248,7 @@ def measure(cell: Cell, draws: int) -> dict[str, Coverage]:
         new, *others = cell.data.draw(generator, False, 1 + cell.is_paired)
         for metric in metrics:
             if cell.is_paired:
-                interval = paired_limits(new, others[0], metric)(1)
+                interval = paired_limits([new], others, metric)(1)
                 figures[metric.name].append(metric.gain(new, others[0]))
             else:
                 interval = confidence_interval(new, metric)[0]

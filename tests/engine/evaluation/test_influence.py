@@ -10,7 +10,7 @@ from scipy.stats import beta, binomtest, t
 from datasets.sources.samples import UNKNOWN
 from engine.evaluation.influence import KINDS, limits_of_classes, units_of
 from engine.evaluation.limits import beta_quantile, clopper_pearson, newcombe, t_quantile, two_sided_p, wilson
-from engine.evaluation.results import SampleResults, results_of_scores
+from engine.evaluation.results import SampleResults, class_figures, results_of_scores
 from utils.metric_table import METRICS, metrics_of
 
 SMOOTH = {name for name, metric in METRICS.items() if metric.kind and name != "min_recall"}
@@ -77,7 +77,7 @@ def test_the_changes_are_those_of_the_figure_without_the_unit(name, several):
     rows = np.tile(results.readable, 300)
     copies = results.take(rows)
     figure = KINDS[metric.kind](results, metric.of, units_of(results))
-    assert scale * figure.value == pytest.approx(metric.compute(results))
+    assert scale * figure.values.mean() == pytest.approx(metric.compute(results))
     assert figure.changes.sum() == pytest.approx(0, abs=1e-9)
     for unit in (0, 5, 20):
         change = metric.compute(copies) - metric.compute(results.take(np.delete(rows, unit)))
@@ -109,7 +109,7 @@ def test_the_variance_of_the_auroc_is_delongs():
     results = results_of_scores(targets, np.stack([-score, score], 1).astype(np.float32))
     wins = np.sign(score[30:, None] - score[:30]) / 2 + 0.5
     figure = KINDS["ranking"](results, "auroc", units_of(results))
-    assert figure.value == pytest.approx(wins.mean())
+    assert figure.values.mean() == pytest.approx(wins.mean())
     assert figure.changes @ figure.changes == pytest.approx(wins.mean(1).var() / 12 + wins.mean(0).var() / 30)
 
 
@@ -120,7 +120,11 @@ def test_the_limits_of_classes_are_wilsons_and_newcombes():
     predicted[:8] = 1
     scores = np.eye(4, dtype=np.float32)[predicted]
     results = results_of_scores(targets, scores)
-    found = limits_of_classes(results, 4)
+    figures = class_figures(results, 4)
+    columns = {name: getattr(figures, name) for name in ("precision", "recall", "f1")} | {
+        "auroc": results.ranking.auroc
+    }
+    found = limits_of_classes(results, columns)
     recall = 100 * np.array(binomtest(52, 60).proportion_ci(method="wilson"))
     assert [found["recall_low"][0], found["recall_high"][0]] == pytest.approx(recall, abs=0.01)
     jaccard = binomtest(40, 48).proportion_ci(method="wilson").high
@@ -128,7 +132,7 @@ def test_the_limits_of_classes_are_wilsons_and_newcombes():
     assert found["auroc_low"][1] == 100 * newcombe(results.ranking.auroc[1:2] / 100, np.array([40]), np.array([62]))[0]
     assert all(np.isnan(values[3]) for values in found.values())
     groups = np.append(np.arange(100) // 4, [99, 99]).astype(str)
-    grouped = limits_of_classes(replace(results, groups=groups), 4)
+    grouped = limits_of_classes(replace(results, groups=groups), columns)
     # groups
     p = 52 / 60
     n = 15
@@ -136,5 +140,19 @@ def test_the_limits_of_classes_are_wilsons_and_newcombes():
     effective = p * (1 - p) / variance * (1.96 / t.ppf(0.975, n - 1)) ** 2
     assert grouped["recall_low"][0] == pytest.approx(100 * wilson(p, effective)[0])
     assert grouped["recall_low"][2] < found["recall_low"][2]  # one group
-    unknown = limits_of_classes(replace(results, lacks_groups=True), 4)
+    unknown = limits_of_classes(replace(results, lacks_groups=True), columns)
     assert all(np.isnan(values).all() for values in unknown.values())
+
+
+def test_classes_that_are_never_predicted_have_limits_by_group():
+    """Each of 10 groups counts as one image, of which none is right."""
+    results = results_of_scores(np.eye(2, dtype=np.int8)[np.arange(40) % 2], np.full((40, 2), -5, np.float32))
+    results = replace(results, thresholds=np.zeros(2), groups=(np.arange(40) // 4).astype(str))
+    figures = results.per_class
+    columns = {name: getattr(figures, name) for name in ("precision", "recall", "f1")} | {
+        "auroc": results.ranking.auroc
+    }
+    found = limits_of_classes(results, columns)
+    high = 100 * binomtest(0, 10).proportion_ci(method="wilson").high
+    assert found["recall_high"].tolist() == pytest.approx([high, high], abs=0.01)
+    assert np.isnan(found["precision_high"]).all()
