@@ -232,14 +232,17 @@ def _have_same_classes(labels: Mapping[str, str], others: Mapping[str, str]) -> 
     return 0 < len(pairs) == len({label for label, _ in pairs}) == len({other for _, other in pairs})
 
 
-def unclear(given: Path, root: Path, problem: str) -> UserError:
-    """The question that names the folders in `root`, and the answers that are left. given: DATA_PATH."""
+def unclear(given: Path, root: Path, problem: str, is_confirmed: bool) -> UserError:
+    """The question that names the folders in `root`, and the answers that are left. given: DATA_PATH.
+
+    is_confirmed: with DATA.CLASS_FOLDERS.
+    """
     found = FoundFiles(root)
     images = found.images_in(root)
     if not images and found.unread.found:
         return found.lacks_images()
-    levels = Levels({folder: number for folder, number in found.sizes.items() if folder})
-    names = [name for name, _ in levels.sizes.most_common()]
+    sizes = {folder: number for folder, number in found.sizes.items() if folder}
+    levels = Levels(sizes)
     trainings = []
     if levels.inside and set.intersection(*levels.inside.values()):  # all contain a folder of one name, as splits do
         trainings = [name for name in levels.sizes if word_in(name) == "train"]
@@ -247,12 +250,32 @@ def unclear(given: Path, root: Path, problem: str) -> UserError:
     if not ways or word_in(root.name) == "train":  # labels of all splits
         ways = _labels_in_paths(given) or ways
     ways = ways or _other_data(root, images)
-    if len(names) > 1 and not (trainings or {*map(str.lower, names)} <= SPLIT_WORDS.keys()):
-        classes = _folders(given, class_folders=True, groups=case_folders(images, 0, FEWEST))
-        if classes.is_read:
-            ways.append(Way(f"if each of these folders is a class, -opts {classes.options}", classes))
-    shown = list_names(names, _MAX_SHOWN) or "if it is one of the classes, give the folder around it"
+    if not (trainings or is_confirmed):
+        ways += _class_folders(given, levels, images)
+    shown = "if it is one of the classes, give the folder around it"
+    if sizes:
+        shown = f"images by folder: {_folders_of_levels(sizes)}"
     return Question(f"{root}: {problem}: {shown}; ", ways)
+
+
+def _class_folders(given: Path, levels: Levels, images: Sequence[str]) -> list[Way]:
+    """The training on folders that are no splits."""
+    if len(levels.sizes) < 2 or {*map(str.lower, levels.sizes)} <= SPLIT_WORDS.keys():
+        return []
+    found = _folders(given, class_folders=True, groups=case_folders(images, 0, FEWEST))
+    return [Way(f"if each of these folders is a class, -opts {found.options}", found)] if found.is_read else []
+
+
+def _folders_of_levels(sizes: Mapping[str, int]) -> str:
+    """The folders of each level with the numbers of their images: 'p1 (8)', 'p2 (8)'; in them 'ill (12)', 'no (4)'."""
+    of_levels = defaultdict[int, Counter[str]](Counter)
+    for folder, number in sizes.items():
+        for level, name in enumerate(folder.split("/")):
+            of_levels[level][name] += number
+    shown = []
+    for names in of_levels.values():
+        shown.append(list_names([f"{name} ({number})" for name, number in names.most_common()], _MAX_SHOWN))
+    return "; in them ".join(shown)
 
 
 def _tables_or_folders(root: Path, levels: Levels, trainings: Sequence[str], images: Sequence[str]) -> list[Way]:

@@ -3,8 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -45,26 +44,24 @@ _ALL_IMAGES = re.compile("(?i)(all|jpe?g|original|png|raw)?[ _-]*(images?|imgs?)
 _MAX_SHOWN = 3  # folders and names in an error
 
 
-@dataclass(frozen=True)
 class Folder:
-    """A folder in DATA_PATH, or itself. word: the split in its name, or 'none' for images without labels.
+    """A folder in DATA_PATH, or itself. word: the split in its name, 'none' for images without labels, '' without one.
 
-    path: the folder to read. inside: the names (NFC) of the folders in it.
+    path: the folder to read. is_named: the whole name is of a split. inside: the names (NFC) of the folders in it.
     """
 
-    name: str
-    word: str
-    path: Path
-    inside: frozenset[str]
-
-    @property
-    def is_named(self) -> bool:
-        """Whether the whole name is of a split."""
-        return self.name.lower() in SPLIT_NAMES
+    def __init__(self, outer: Path, name: str = "", word: str = "train") -> None:
+        self.name = name
+        self.word = word
+        self.is_named = name.lower() in SPLIT_NAMES
+        self.path = outer / name
+        self.inside = frozenset[str]()  # of a folder with a word
+        if word:
+            self.path = _pass_outer(self.path)
+            self.inside = frozenset(map(to_nfc, FoundFiles(self.path).top()[0]))
 
 
 Splits = dict[str, Folder]
-_UNMARKED = Folder("", "", Path(), frozenset())  # of a folder without the word of a split
 
 
 # Reasons why the folders of a listing may not be the classes.
@@ -121,53 +118,49 @@ def _as_outer_folder(levels: Levels, listing: ImageFiles) -> str | None:
     return None
 
 
+DOUBTS = (_as_lone_folder, _as_parts, _as_variants, _as_letters, _as_outer_folder)
+
+
 class SplitFolders:
     """The folders of DATA_PATH: which are splits, and which are classes, by the only one of two layouts that fits.
 
-    A folder that contains only a folder of its own name, as unzip makes it, stands for that folder.
+    A folder that contains only a folder of its own name, as unzip makes it, stands for that folder. With
+    DATA.CLASS_FOLDERS, folders with the names of `SPLIT_NAMES` are splits, and folders with the words of splits if they
+    have the same folders in them; all others are classes.
 
     root: DATA_PATH, or a folder of the same name in it. folders: of each split. 'train' is `root` itself if class
     folders are there. test: the folder of test images, which is in `folders` if it contains folders of classes.
-    wrong_levels: the rules by which folders are not the classes.
     Raises UserError: `root` cannot be listed, or it is not clear which folders are splits or classes.
     """
 
-    wrong_levels: Sequence[Callable[[Levels, ImageFiles], str | None]] = (
-        _as_lone_folder,
-        _as_parts,
-        _as_variants,
-        _as_letters,
-        _as_outer_folder,
-    )
-
-    # names: of the folders. marked: the ones with the word of a split, by name.
-    def __init__(self, given: Path) -> None:
+    # all: the folders in `root`. marked: the ones with the word of a split.
+    def __init__(self, given: Path, is_confirmed: bool) -> None:
         self.given = given
+        self.is_confirmed = is_confirmed
         list_folder(given)  # raises errors about the folder as it is given
-        self.root = _pass_outer(given)
-        self.names, _ = list_folder(self.root)
-        self.top = Folder("", "train", self.root, _in_nfc(self.names))
-        self.marked = {}
-        for name in self.names:
-            if word := word_in(name):
-                path = _pass_outer(self.root / name)
-                self.marked[name] = Folder(name, word, path, _in_nfc(FoundFiles(path).top()[0]))
-        self.marked = self.kept(self.marked)
+        self.top = Folder(given)
+        self.root = self.top.path
+        names, _ = list_folder(self.root)
+        self.all = [Folder(self.root, name, word_in(name) or "") for name in names]
+        self.marked = [folder for folder in self.all if folder.word]
+        if is_confirmed and not _are_splits(self.marked):
+            self.marked = [folder for folder in self.marked if folder.is_named]
+            for folder in {*self.all} - {*self.marked}:
+                folder.word = ""
         fitting = [*filter(None, (self._as_splits(), self._as_classes()))]
         if len(fitting) != 1:
             problem = "it is not clear which folders are classes, or train/, val/ and test/ with class folders"
-            raise unclear(given, self.root, problem if self.names else "contains no folders")
+            raise self.unclear(problem if names else "contains no folders")
         (self.splits,) = fitting
         self.folders = {split: folder.path for split, folder in self.splits.items()}
         test = (self.named("test") | self.splits).get("test")
         self.test = test and test.path
 
-    def kept(self, marked: dict[str, Folder]) -> dict[str, Folder]:
-        """The folders that may be splits."""
-        return marked
+    def unclear(self, problem: str, root: Path | None = None) -> UserError:
+        return unclear(self.given, root or self.root, problem, self.is_confirmed)
 
     def named(self, split: str) -> Splits:
-        return self.choose(split, [folder for folder in self.marked.values() if folder.is_named])
+        return self.choose(split, [folder for folder in self.marked if folder.is_named])
 
     def choose(self, split: str, folders: Iterable[Folder]) -> Splits:
         """The only one of `folders` with the split's word, or with its name alone; empty without one.
@@ -178,26 +171,26 @@ class SplitFolders:
         found = [folder for folder in found if folder.is_named] or found
         if len(found) > 1:
             names = list_names([folder.name for folder in found], _MAX_SHOWN)
-            raise unclear(self.given, self.root, f"which of {names} is {split}? Rename the others")
+            raise self.unclear(f"which of {names} is {split}? Rename the others")
         return {folder.word: folder for folder in found}
 
     def sharing(self, train: Folder) -> Splits:
         """The folders of val and test that contain one of the class folders in `train`."""
-        found = [one for one in self.marked.values() if one.inside & (train.inside - {to_nfc(one.name)})]
+        found = [one for one in self.marked if one.inside & (train.inside - {to_nfc(one.name)})]
         return self.choose("val", found) | self.choose("test", found)
 
-    def bare(self) -> list[str]:
+    def bare(self) -> list[Folder]:
         """The folders of images for tests or predictions, without folders in them."""
-        words = ("test", "none")
-        return [name for name, folder in self.marked.items() if folder.word in words and not folder.inside]
+        if self.is_confirmed:
+            return []
+        return [folder for folder in self.marked if folder.word in ("test", "none") and not folder.inside]
 
-    def unread(self, splits: Splits) -> list[str]:
+    def unread(self, splits: Splits) -> list[Folder]:
         """The folders that are neither splits nor classes."""
-        used = {folder.name for folder in splits.values()}
         if self.top not in splits.values():
-            return [name for name in self.names if name not in used]
+            return [folder for folder in self.all if folder not in splits.values()]
         classes = frozenset[str]().union(*(folder.inside for folder in splits.values() if folder != self.top))
-        return [name for name in self.bare() if len(splits) > 1 and to_nfc(name) not in classes]
+        return [folder for folder in self.bare() if len(splits) > 1 and to_nfc(folder.name) not in classes]
 
     def _as_splits(self) -> Splits:
         """{train,val,test}/{cat,dog}, seg_{train,test}/{cat,dog}: a class folder of train is in val or test, too; or
@@ -205,7 +198,7 @@ class SplitFolders:
 
         Empty if it does not fit.
         """
-        trains = [folder for folder in self.marked.values() if folder.word == "train"]
+        trains = [folder for folder in self.marked if folder.word == "train"]
         found = self.choose("train", filter(self.sharing, trains))
         if found:
             return found | self.named("val") | self.sharing(found["train"])
@@ -213,49 +206,49 @@ class SplitFolders:
         found = found or self.named("val")
         if not any(folder.inside for folder in found.values()):
             return {}
-        used = {folder.name for folder in (found | self.named("test")).values()}
-        beside = {*self.names}.difference(used, self.bare())
-        return {} if any(has_images(self.root / name) for name in beside) else found
+        used = [*(found | self.named("test")).values(), *self.bare()]
+        beside = [folder for folder in self.all if folder not in used]
+        return {} if any(has_images(self.root / folder.name) for folder in beside) else found
 
     def _as_classes(self) -> Splits:
         """{cat,dog}, perhaps beside {val,test}/{cat,dog} and images to predict; empty if it does not fit."""
         splits = {"train": self.top} | self.sharing(self.top)
-        classes = {*self.names}.difference((folder.name for folder in splits.values()), self.unread(splits))
-        train = self.named("train").get("train", _UNMARKED)
-        misfits = [not any(map(self._is_class, classes)), *self.misfits(classes, train)]
-        return {} if any(misfits) else splits
+        used = [*splits.values(), *self.unread(splits)]
+        classes = [folder for folder in self.all if folder not in used]
+        train = self.named("train").get("train", self.top)
+        fits = any(map(self._is_class, classes)) and not self._has_splits(train, classes)
+        return splits if fits else {}
 
-    def misfits(self, classes: Set[str], train: Folder) -> list[bool]:
-        """The reasons why the folders `classes` may be other ones. train: the folder of this name."""
-        words = {folder.word for folder in self.marked.values()}
-        return [
-            bool(train.inside),
-            len(words) > 1 and len(self.marked) == len(self.names),
-            len(classes) > 1 and any(map(_ALL_IMAGES.fullmatch, classes)),
-            # of images without labels, or with the word of a split and words as images or set alone
-            any(
-                self.marked.get(name, _UNMARKED).word == "none" or split_of_images(name)
-                for name in classes - {train.name}
-            ),
-        ]
+    def _has_splits(self, train: Folder, classes: Sequence[Folder]) -> bool:
+        """Whether splits, or images that are no classes, are among `classes`. train: of this name, or the root."""
+        is_split = train != self.top and bool(train.inside)
+        if self.is_confirmed:
+            is_split = is_split and bool(self.sharing(train))
+            return is_split or not all(folder.is_named for folder in self.marked)
+        words = {folder.word for folder in self.all}
+        if is_split or ("" not in words and len(words) > 1):
+            return True
+        if len(classes) > 1 and any(_ALL_IMAGES.fullmatch(folder.name) for folder in classes):
+            return True
+        # Without labels, or with the word of a split and words as images or set alone
+        return any(one.word == "none" or split_of_images(one.name) for one in classes if one != train)
 
-    def _is_class(self, name: str) -> bool:
+    def _is_class(self, folder: Folder) -> bool:
         """Whether a folder has images and no name of a split, nor the word train and several folders."""
-        folder = self.marked.get(name, _UNMARKED)
         is_train = folder.word == "train" and len(folder.inside) > 1
-        return not (folder.is_named or is_train) and has_images(self.root / name)
+        return not (folder.is_named or is_train) and has_images(self.root / folder.name)
 
     def read(self, split: str) -> ImageFiles:
         """The images of a split with the labels of the training. A class that the training lacks is an error."""
         folder = self.folders[split]
         train = self.folders.get("train", folder)
-        unread = self.unread(self.splits)
-        excluded = set()
+        unread = [one.name for one in self.unread(self.splits)]
+        excluded = list[str]()
         if train == self.root:
-            excluded = {*unread, *(one.name for one in self.splits.values())}
+            excluded = [*unread, *(one.name for one in self.splits.values())]
         known = None
         if folder != train:
-            known = _in_nfc(list_folder(train, excluded)[0])
+            known = [*map(to_nfc, list_folder(train, excluded)[0])]
         listing = read_class_folders(folder, excluded, known)
         listing.notes[:0] = [*self._notes_on_folders(unread), *notes_on_lists(self.root, listing)]
         return listing
@@ -267,18 +260,14 @@ class SplitFolders:
         """
         if not any(isinstance(one, UserError) for one in listing.findings):  # all folders could be listed
             levels = Levels(listing.sizes)
-            rules = [rule for rule in self.wrong_levels if rule != _as_parts or not self._share_folders()]
-            for rule in rules:
-                if problem := rule(levels, listing):
-                    return unclear(self.given, listing.root, problem)
-        if not trains:
+            for doubt in DOUBTS[:1] if self.is_confirmed else DOUBTS:
+                problem = doubt(levels, listing)
+                if problem and not (doubt == _as_parts and _have_same_folders([*self.splits.values()])):
+                    return self.unclear(problem, listing.root)
+        if self.is_confirmed or not trains:
             return None
         table = table_of_other_labels(listing, self.root)
         return table and table.or_folders(listing, self.given)
-
-    def _share_folders(self) -> bool:
-        """Whether splits have the same folders: of classes, as a patient or an item is in one."""
-        return _have_same_folders([*self.splits.values()])
 
     def _notes_on_folders(self, unread: Sequence[str]) -> Iterator[Note]:
         """The folder of each split, and those that are not read; a training split that is read as a class."""
@@ -295,31 +284,6 @@ class SplitFolders:
         for train in self.named("train").values():
             text = f"{self.root / train.name} is read as a class; if it is the training split, give it as -data_path"
             yield Note("warning", text)
-
-
-def _in_nfc(names: Iterable[str]) -> frozenset[str]:
-    return frozenset(map(to_nfc, names))
-
-
-class ConfirmedFolders(SplitFolders):
-    """With DATA.CLASS_FOLDERS: folders with the names of `SPLIT_NAMES` are splits, and folders with the words of splits
-    if they have the same folders in them; all others are classes.
-    """
-
-    wrong_levels = (_as_lone_folder,)
-
-    def kept(self, marked: dict[str, Folder]) -> dict[str, Folder]:
-        by_word = {folder.word: folder for folder in marked.values() if folder.word != "none"}
-        if "train" in by_word and len(by_word) == len(marked) and _have_same_folders([*by_word.values()]):
-            return marked
-        return {name: folder for name, folder in marked.items() if folder.is_named}
-
-    def bare(self) -> list[str]:
-        return []
-
-    def misfits(self, classes: Set[str], train: Folder) -> list[bool]:
-        are_splits = not all(folder.is_named for folder in self.marked.values())  # that were kept
-        return [bool(self.sharing(train)), are_splits]
 
 
 class ImageFolders(Source):
@@ -340,10 +304,8 @@ class ImageFolders(Source):
         self._found: SplitFolders | LabelledPaths
         if data.labels:
             self._found = LabelledPaths(data, data.labels)
-        elif data.class_folders:
-            self._found = ConfirmedFolders(self.root)
         else:
-            self._found = SplitFolders(self.root)
+            self._found = SplitFolders(self.root, data.class_folders)
         self._error: UserError | None = None
 
     @property
@@ -358,13 +320,14 @@ class ImageFolders(Source):
         is_train = split in ("train", "all")
         listing = found.read("train" if is_train else split)
         trains = self.reads_train and is_train
-        is_asked = not (self.data.labels or self.data.class_folders)  # which folders are the classes
         if isinstance(found, SplitFolders) and not (self.wanted.class_names or self._error):
-            self._error = found.error_of(listing, trains and is_asked)
+            self._error = found.error_of(listing, trains)
         if self._error:  # one error for all splits
             raise self._error
         if trains and self.wanted.suggests:
-            questions = note_on_inner_classes(listing, self.root) if is_asked else []
+            questions = []
+            if not (self.data.labels or self.data.class_folders):  # which folders are the classes
+                questions = note_on_inner_classes(listing, self.root)
             listing.notes += questions or suggest_groups(listing, self.data, None, self.uncut is not None)
         return listing
 
@@ -375,9 +338,17 @@ class ImageFolders(Source):
         return "test" in found.folders, None
 
 
+def _are_splits(marked: Sequence[Folder]) -> bool:
+    """Whether these are a train and other splits of the same folders."""
+    words = [folder.word for folder in marked]
+    are_apart = len({*words}) == len(words) and "none" not in words
+    return "train" in words and are_apart and _have_same_folders(marked)
+
+
 def _have_same_folders(splits: Sequence[Folder]) -> bool:
-    first, *others = splits
-    return bool(others) and all(len(first.inside) > 1 and one.inside == first.inside for one in others)
+    """Whether splits have the same folders: of classes, as a patient or an item is in one."""
+    insides = {folder.inside for folder in splits}
+    return len(splits) > 1 and len(insides) == 1 and len(splits[0].inside) > 1
 
 
 def _pass_outer(folder: Path) -> Path:

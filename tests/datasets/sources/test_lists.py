@@ -142,5 +142,5 @@ def test_a_test_split_that_is_asked_for_must_have_images_with_labels(tmp_path, c
     for split in ("train", "all", "test"):
         given = options(tmp_path, dataset="folder")
         assert_refused(
-            lambda given=given, split=split: ImageFolders(Wanted(given)).read(split), tmp_path, "'test', 'cow'"
+            lambda given=given, split=split: ImageFolders(Wanted(given)).read(split), tmp_path, "'test (3)', 'cow (2)'"
         )
