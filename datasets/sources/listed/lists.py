@@ -74,8 +74,8 @@ class Tables(Source):
         listing = read_table(parts[split], of_train, self.wanted)
         if self.reads_train and split in ("train", "all"):
             table = parts[split].table
-            if self.uncut and "split" not in self.data.given_columns:
-                listing.notes += check_splits_beside(table, self.data)
+            if self.uncut and not parts[split].split and "split" not in self.data.given_columns:
+                listing.notes += check_splits_beside(listing, table, self.data)
             if table.doubt:
                 raise table.doubt
             if self.wanted.suggests:

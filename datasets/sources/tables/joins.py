@@ -1,5 +1,6 @@
 """Tables whose column of paths is two columns, and data of two tables: labels and splits, Camera Trap Data Packages."""
 
+import os
 import re
 from contextlib import suppress
 from itertools import chain, islice, zip_longest
@@ -9,6 +10,7 @@ from configs.schema import Data
 from datasets.sources.listing import paths_in
 from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, word_in
 from datasets.sources.question import Question, on_all_rows
+from datasets.sources.samples import ImageFiles
 from datasets.sources.tables.files import Lines, Table, open_table, read_lines
 from datasets.sources.tables.places import mend
 from utils.errors import UserError
@@ -53,39 +55,42 @@ def is_camera_package(folder: Path) -> bool:
     return file.is_file() and re.search(profile, "".join(read_lines(file))) is not None
 
 
-def check_splits_beside(table: Table, data: Data) -> list[Note]:
+def check_splits_beside(listing: ImageFiles, table: Table, data: Data) -> list[Note]:
     """A warning about lists of splits beside a table without splits, as test_list.txt. A table of splits of its images,
-    as eval_partition.csv, is a doubt of the table. More than 20 files are of images.
+    as eval_partition.csv, is a doubt of the table. More than 20 files are of images. listing: of the table.
     """
-    layout = table.layout
     root = table.file.parent
     found = (file for folder in (root, *paths_in(root, "*/")) for file in paths_in(folder, "*.[ct][sx][vt]"))
-    files = {file for file in found if file.suffix != ".txt" or word_in(file.stem) in SPLIT_NAMES}
-    if not layout or not layout.places or layout.split or len(files) > 20:
-        return []
+    files = [file for file in found if file.suffix != ".txt" or word_in(file.stem) in SPLIT_NAMES]
     stems = set[str]()
     lists = []
-    for file in sorted(files - {table.file}):
-        with suppress(UserError):  # it cannot be read
-            lines = [re.split(r"[,;|\t]", line) for line in islice(read_lines(file), _MAX_LINES)]
-            columns = [*zip_longest(*lines, fillvalue="")]
-            others = [column for column in columns if not _are_splits(*column)]
-            is_table = len(others) < len(columns)
-            if not is_table and word_in(file.stem) not in SPLIT_NAMES:
-                continue
-            stems = stems or {*map(_stem, (layout.places.find(path).name for path in table.column(layout.path)))}
-            named = stems.intersection(map(_stem, chain(*others)))
-            if len(named) < min(_FEWEST, max(1, len(lines) - is_table)):
-                continue
-            if is_table:
-                problem = f"the splits of its images may be in {file}; {TWO_TABLES} of both"
-                way = on_all_rows(data, f", without the splits in {file} ({TWO_TABLES} of both)")
-                table.doubt = Question(f"{table.file}: {problem}; or ", [way])
-            else:
-                lists.append(str(file))
+    for file in files if len(files) <= 20 else ():
+        others, is_table = _columns_beside(file)
+        if file == table.file or not (is_table or word_in(file.stem) in SPLIT_NAMES):
+            continue
+        stems = stems or {*map(_stem, listing.paths)}
+        named = stems.intersection(map(_stem, chain(*others)))
+        if len(named) < min([_FEWEST, *(len(column) - is_table for column in others)]):
+            continue
+        if is_table:
+            problem = f"the splits of its images may be in {file}; {TWO_TABLES} of both"
+            way = on_all_rows(data, f", without the splits in {file} ({TWO_TABLES} of both)")
+            table.doubt = Question(f"{table.file}: {problem}; or ", [way])
+        elif named:
+            lists.append(str(file))
     fix = "docs/data.md#lists-of-splits-beside-a-table makes a column of them"
     text = f"{table.file}: lists of splits are not read: {', '.join(lists)}; {fix}"
     return [Note("warning", text)] if lists else []
+
+
+def _columns_beside(file: Path) -> tuple[list[tuple[str, ...]], bool]:
+    """The first cells of the columns of a file but those of splits, and whether it has one of these."""
+    lines = list[list[str]]()
+    with suppress(UserError):  # it cannot be read
+        lines += (re.split(r"[,;|\t]", line) for line in islice(read_lines(file), _MAX_LINES))
+    columns = [*zip_longest(*lines, fillvalue="")]
+    others = [column for column in columns if not _are_splits(*column)]
+    return others, len(others) < len(columns)
 
 
 def _are_splits(name: str, *values: str) -> bool:
@@ -94,5 +99,5 @@ def _are_splits(name: str, *values: str) -> bool:
     return _OF_SPLITS.fullmatch(name) is not None or (bool(words) and words <= SPLIT_WORDS.keys())
 
 
-def _stem(cell: str) -> str:
-    return Path(mend(cell.strip(_QUOTES))).stem
+def _stem(path: str) -> str:
+    return os.path.splitext(os.path.basename(mend(path.strip(_QUOTES))))[0]
