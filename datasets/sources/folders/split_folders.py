@@ -118,7 +118,14 @@ def _as_outer_folder(levels: Levels, listing: ImageFiles) -> str | None:
     return None
 
 
-DOUBTS = (_as_lone_folder, _as_parts, _as_variants, _as_letters, _as_outer_folder)
+def _as_splits(levels: Levels, listing: ImageFiles) -> str | None:
+    """Folders in them have the word of val or test: images/{cat,dog}/{train,test} beside other folders."""
+    inner = {part for paths in levels.below.values() for path in paths for part in path.split("/")}
+    held_out = sorted(part for part in inner if word_in(part) in ("val", "test"))
+    return f"the folders {list_names(held_out, _MAX_SHOWN)} in them may be of test or val" if held_out else None
+
+
+DOUBTS = (_as_lone_folder, _as_parts, _as_variants, _as_letters, _as_outer_folder, _as_splits)
 
 
 class SplitFolders:

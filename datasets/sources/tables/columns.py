@@ -193,6 +193,7 @@ class _Folders:
         of train. Without such a level the first names with words of val or test, beside which the others may be of any.
 
         Others are of train beside its word, or if most recur in the folders of splits: {a,b}/0.jpg test/{a,b}/0.jpg.
+        Paths without a folder at this level may be in such a folder with a word: test/0.jpg {a,b}/{train,val}/0.jpg.
         """
         doubtful = list[str]()
         for level, words in sorted(self._words.items()):
@@ -206,7 +207,7 @@ class _Folders:
             if others or self._fewest <= level:
                 split_of[""] = "train"
             if are_clear and len({*split_of.values()}) > 1:
-                return level, split_of, []
+                return level, split_of, doubtful if self._fewest <= level else []
             doubtful = doubtful or sorted(name for name in words if _split_in(name) != "train")
         return 0, {}, doubtful
 
@@ -353,20 +354,22 @@ def _find_split(
         raise _wrong_values(table, names[0], f"splits may be in {list_names(names)}", data)
     for name in usable:
         return name, several[name]
-    doubtful = list[str]()
+    doubt: Question | None = None
     if folders:
         folders.places.level, split_of, doubtful = folders.find()
+        if doubtful:
+            problem = f"rows in the folders {list_names(doubtful)} may be of test or val"
+            fix = "write the split of each row (train, val, test) into a column split"
+            doubt = Question(f"{table.file}: {problem}; {fix}; or ", [on_all_rows(data)])
         if split_of:
+            table.doubt = doubt
             return FOLDERS, split_of
     for name in others:
         if _NAME_OF_SPLITS.fullmatch(_plain(name)) and splits[name]:  # all rows are of one
             if "train" not in splits[name].values():
                 table.doubt = _wrong_values(table, name, "no row is of train", data)
             return None, {}
-    if doubtful:
-        problem = f"rows in the folders {list_names(doubtful)} may be of test or val"
-        fix = "write the split of each row (train, val, test) into a column split"
-        table.doubt = Question(f"{table.file}: {problem}; {fix}; or ", [on_all_rows(data)])
+    table.doubt = doubt
     return None, {}
 
 

@@ -58,6 +58,8 @@ tables in the folders | {train,val}/@.png | {folder}/metadata.csv | file_name,la
 train, test, extra | {train,test,extra}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
 deep splits | a/b/c/d/{train,test}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
 splits of images | {seg_train,seg_test}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
+deep splits beside test | a/{train,val}/1@.png & seg_test/2@.png | labels.csv | path,label | {path},{label} | | labels.csv
+classes of deep splits | {control,test}/{train,val}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
 folder and test | {a,test}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
 folders of test | {test,test2}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
 no test | {contest,valley}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
