@@ -130,9 +130,9 @@ class OptionTable:
 
     def check_sections(self) -> None:
         """Raises UserError if a key has a value and keys below it, one of which would be ignored."""
+        sections = {key[:end] for key in self.rows for end, letter in enumerate(key) if letter == "."}
         for section, row in self.rows.items():
-            start = f"{section}."
-            if row.value != {} and any(key.startswith(start) for key in self.rows):
+            if row.value != {} and section in sections:
                 raise UserError(f"{row.source}: {section} is {shorten(row.value)}: {_SECTION}")
 
 
