@@ -57,6 +57,8 @@ def find_changes(data: Data, has_columns_of_run: bool = False) -> dict[str, str 
     problem = _problem_of_columns(data, found)
     if problem and has_columns_of_run:
         return {"dataset": found, "columns": None}
+    if [*data.given_columns] == ["group"] and found == "folder" and not has_columns_of_run:
+        problem = "read as folders; name the level of the classes, too, as {label: 1, group: 2}"
     if problem:
         raise UserError(f"DATA.COLUMNS {data.given_columns}: {data.data_path} is {problem}")
     return {"dataset": found} | _roles_of(data, found)

@@ -19,7 +19,7 @@ from configs.schema.data import problem_of_expression, properties_of
 from configs.yaml_io import format_value, shorten
 from datasets.sources.class_names import list_names
 from datasets.sources.listing import paths_in
-from datasets.sources.path_words import label_in, of_level
+from datasets.sources.path_words import of_level
 from datasets.sources.question import words_of
 from datasets.sources.rows import Rows
 from datasets.sources.samples import ImageFiles, is_multi_hot
@@ -136,25 +136,23 @@ def _are_groups(rows: Counter[tuple[str, str]]) -> bool:
 
 def _cases_in_folders(listing: ImageFiles, purpose: str) -> list[Note]:
     """Of folders with numbers in the class folders: colon/{p01,p02}."""
-    if len(listing.class_names) < 2 or not all("/" in folder for folder in listing.sizes):
+    folders = [*listing.sizes]
+    level = level_of_cases(listing.sizes, 0)
+    if len(listing.class_names) < 2 or level < 0 or not all("/" in folder for folder in folders):
         return []
-    paths = [*listing.places]
-    expression = case_folders(paths, 0)
-    if not expression:
-        return []
-    cases = {(label_in(expression, path), path.partition("/")[0]) for path in paths}
+    cases = {(folder.split("/")[level], folder.partition("/")[0]) for folder in folders}
     if len(dict(cases)) < min(len(cases), FEWEST):  # a few are in several classes, as magnifications
         return []
     text = f"{len(cases)} folders with numbers in the class folders, such as {shorten(min(cases)[0])}"
-    return [Note("screen", f"{listing.root}: {text}; {purpose}: -opts {words_of(groups=expression)}")]
+    return [Note("screen", f"{listing.root}: {text}; {purpose}: -opts {words_of(groups=of_level(level))}")]
 
 
-def case_folders(paths: Sequence[str], of_labels: int, fewest: int = 2) -> str:
-    """The expression of the level of folders with most names, if all have numbers, as of patients; '' without one."""
-    best = (fewest, "")
-    for level, names in enumerate(map(set, zip(*(path.split("/")[:-1] for path in paths), strict=False))):
-        if level != of_labels and all(map(IDENTIFIER.search, names)) and len(names) <= len(paths) / 2:
-            best = max(best, (len(names), of_level(level)))
+def level_of_cases(sizes: Mapping[str, int], of_labels: int, fewest: int = 2) -> int:
+    """The level with most names, if all have numbers, as of patients; -1 without one. sizes: the images by folder."""
+    best = (fewest, -1)
+    for level, names in enumerate(map(set, zip(*(folder.split("/") for folder in sizes), strict=False))):
+        if level != of_labels and all(map(IDENTIFIER.search, names)) and 2 * len(names) <= sum(sizes.values()):
+            best = max(best, (len(names), level))
     return best[1]
 
 

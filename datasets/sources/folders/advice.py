@@ -18,7 +18,7 @@ from datasets.decoding.images import is_image_name
 from datasets.sources.class_names import list_names
 from datasets.sources.folders.class_folders import FoundFiles, Levels
 from datasets.sources.folders.labels import by_split, is_mask, without_masks
-from datasets.sources.groups import FEWEST, IDENTIFIER, case_folders
+from datasets.sources.groups import FEWEST, IDENTIFIER, level_of_cases
 from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, label_in, of_level, split_of, word_in
 from datasets.sources.question import Answer, Question, Way, with_columns, without_empty, words_of
@@ -251,18 +251,20 @@ def unclear(given: Path, root: Path, problem: str, is_confirmed: bool) -> UserEr
         ways = _labels_in_paths(given) or ways
     ways = ways or _other_data(root, images)
     if not (trainings or is_confirmed):
-        ways += _class_folders(given, levels, images)
+        ways += _class_folders(given, found.sizes)
     shown = "if it is one of the classes, give the folder around it"
     if sizes:
         shown = f"images by folder: {_folders_of_levels(sizes)}"
     return Question(f"{root}: {problem}: {shown}; ", ways)
 
 
-def _class_folders(given: Path, levels: Levels, images: Sequence[str]) -> list[Way]:
+def _class_folders(given: Path, sizes: Mapping[str, int]) -> list[Way]:
     """The training on folders that are no splits."""
-    if len(levels.sizes) < 2 or {*map(str.lower, levels.sizes)} <= SPLIT_WORDS.keys():
+    names = {folder.partition("/")[0].lower() for folder in sizes} - {""}
+    if len(names) < 2 or names <= SPLIT_WORDS.keys():
         return []
-    found = _folders(given, class_folders=True, groups=case_folders(images, 0, FEWEST))
+    cases = level_of_cases(sizes, 0, FEWEST)
+    found = _folders(given, class_folders=True, groups=of_level(cases) if cases > 0 else "")
     return [Way(f"if each of these folders is a class, -opts {found.options}", found)] if found.is_read else []
 
 
@@ -375,13 +377,20 @@ def _labels_in_paths(root: Path) -> list[Way]:
     if {"train", "test"} <= {split_of(os.path.basename(path)) for path in paths}:
         return []  # which only a table can read
     used = of_split["train"] + of_split.get("val", [])
+    sizes = Counter(path.rpartition("/")[0] for path in used)
     ways = list[Way]()
     names: Collection[str] = ()
     for expression, of_labels in _expressions(used, level):
         labels = Counter(label_in(expression, path) for path in of_split["train"])
         if not _are_classes(labels):
             continue
-        answer = _folders(root, labels=expression, groups=case_folders(used, of_labels))
+        cases = level_of_cases(sizes, of_labels)
+        given: dict[str, Any] = {"labels": expression, "groups": of_level(cases) if cases >= 0 else ""}
+        if expression == of_level(of_labels):
+            roles = {"label": of_labels, "group": cases}
+            columns = {role: at + (level < 0 or at < level) for role, at in roles.items() if at >= 0}
+            given = {"columns": columns}
+        answer = _folders(root, **given)
         if not answer.is_read or answer.counts.keys() == names:
             continue
         names = answer.counts.keys()

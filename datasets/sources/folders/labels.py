@@ -35,7 +35,7 @@ def by_split(root: Path, paths: Sequence[str]) -> tuple[int, dict[str, str], Pat
     level, it is -1. Train may have no folder at the level: {a,b}/0.jpg test/{a,b}/0.jpg.
     Raises UserError: not all folders of the level have such a word, or two have the same one, or none is train.
     """
-    folders = dict.fromkeys(map(os.path.dirname, paths))
+    folders = dict.fromkeys(path.rpartition("/")[0] for path in paths)
     parts = [folder.split("/") for folder in folders]
     for level, names in enumerate(zip_longest(*parts, fillvalue="")):
         words = {name: word_in(name) or "" for name in names}
@@ -55,7 +55,7 @@ def by_split(root: Path, paths: Sequence[str]) -> tuple[int, dict[str, str], Pat
         found = Paths((word, []) for word in words.values())
         split_of = {folder: words[name] for folder, name in zip(folders, names, strict=True)}
         for path in paths:
-            found[split_of[os.path.dirname(path)]].append(path)
+            found[split_of[path.rpartition("/")[0]]].append(path)
         return level, words, found
     return -1, {}, {"train": [*paths]}
 
@@ -128,7 +128,7 @@ def without_masks(paths: list[str], labels: str = "") -> tuple[list[str], list[N
     masks_in = cache(lambda folder: {*filter(is_mask, folder.split("/"))})
     of_masks = set()
     for path in paths:
-        named = masks_in(os.path.dirname(path))
+        named = masks_in(path.rpartition("/")[0])
         if named and named.difference(label_in(labels, path).split("/")):
             of_masks.add(path)
     if not of_masks:

@@ -104,7 +104,7 @@ def test_a_table_that_adds_nothing_is_not_mentioned(name, table, header, row, tm
 def test_no_advice_trains_on_splits_or_patients(images, files, tmp_path):
     given = write(tmp_path, images, files)
     message = line_of(read_splits, given)
-    assert not [one for one in typed(message, given) if one.labels or one.class_folders]
+    assert not [one for one in typed(message, given) if one.labels or one.columns or one.class_folders]
     assert all(f"not read: {tmp_path / file}" in message for file in files)
 
 
@@ -134,7 +134,7 @@ def test_classes_in_the_folders_of_folders(name, parts, number, tmp_path):
         assert ("train2018.json" in str([*map(str, train.notes)])) == (name == "iNaturalist 2018")
     except UserError as error:
         text = str(error)
-    advised = [one for one in typed(text, given) if one.labels]
+    advised = [one for one in typed(text, given) if one.labels or one.columns]
     assert len(advised) == bool(number)
     assert not any(one.data_path != str(tmp_path) for one in typed(text, given))
     for one in advised:

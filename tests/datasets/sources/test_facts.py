@@ -92,6 +92,7 @@ several columns | @.png | labels.csv | path,x,y,z | {path},{is_x},1,0 | | labels
 # Beside folders
 folders, train and test | {a,b}/@.png | labels.csv | path,label,split | {path},{folder},{value} | train train test | .
 folders, train and holdout | {a,b}/@.png | labels.csv | path,label,split | {path},{folder},{value} | train train holdout | .
+folders, tables of both splits | {a,b}/@.png | {value}.csv | path,label | {path},{folder} | train train val | .
 folders, tr and te | {a,b}/@.png | labels.csv | path,label,split | {path},{folder},{value} | tr tr te | .
 folders, column train | {a,b}/@.png | labels.csv | path,label,train | {path},{folder},{value} | TRAIN TRAIN TEST | .
 patients, train and holdout | {p1,p2}/@.png | labels.csv | path,label,split | {path},{label},{value} | train train train holdout | .

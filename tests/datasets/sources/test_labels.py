@@ -108,7 +108,7 @@ splits in classes | {{a,b}}/{{train,val}}/{NUMBERS}.jpg
 )
 def test_names_without_a_pattern_have_no_advice(files, tmp_path):
     given = options(tree(tmp_path, *files))
-    assert not [one for one in typed(line_of(read_splits, given), given) if one.labels]
+    assert not [one for one in typed(line_of(read_splits, given), given) if one.labels or one.columns]
 
 
 def test_the_groups_in_class_folders_are_named(tmp_path):
@@ -161,6 +161,10 @@ def test_columns_of_another_kind_are_refused_and_those_of_a_run_are_left_out(tmp
     (tmp_path / "x.csv").write_text("path,label\na/0.jpg,a\n")
     of_folders = options(tmp_path, columns={"label": "name"})
     of_table = options(tmp_path / "x.csv", columns={"label": 1})
+    of_groups = options(tmp_path, columns={"group": 2})  # counted from which folder?
+    with refused("name the level of the classes"):
+        read_splits(of_groups)
+    assert recognize_dataset(of_groups, cpu, has_columns_of_run=True).groups
     for data, problem in ((of_folders, "is read as folders"), (of_table, "is a table; give the names")):
         with refused(problem):
             read_splits(data)
