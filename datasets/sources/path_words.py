@@ -46,6 +46,11 @@ def word_in(name: str) -> str | None:
     return _SPLIT_OF_WORD.get(word, word) or None
 
 
+def any_word_in(name: str) -> str:
+    """As `word_in`, also of a name that is one of `SPLIT_WORDS`; '' without one."""
+    return SPLIT_WORDS.get(name.lower()) or word_in(name) or ""
+
+
 def label_in(expression: str, path: str) -> str:
     """The text of the group named class, or else of all groups, without the folders in it; '' if nothing matches.
 

@@ -20,7 +20,7 @@ from datasets.sources.folders.class_folders import FoundFiles, Levels
 from datasets.sources.folders.labels import by_split, is_mask, without_masks
 from datasets.sources.groups import FEWEST, IDENTIFIER, level_of_cases
 from datasets.sources.listing import list_directory
-from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, label_in, of_level, split_of, word_in
+from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, any_word_in, label_in, of_level, split_of, word_in
 from datasets.sources.question import Answer, Question, Way, with_columns, without_empty, words_of
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, to_nfc
@@ -309,7 +309,7 @@ def _candidates(root: Path, levels: Levels, trainings: Sequence[str], images: Se
     """The folders that may be the data set, the largest first: not val and test, nor single patients or hospitals."""
     names = trainings or [name for name, _ in levels.sizes.most_common()]
     if len(names) > 1:
-        names = [name for name in names if SPLIT_WORDS.get(name.lower(), word_in(name)) in (None, "train")]
+        names = [name for name in names if any_word_in(name) in ("", "train")]
     nested = [name for name in names if len(levels.inside[name]) > 1]
     if len(nested) > 1 and not trainings:
         places = {os.path.splitext(path)[0].partition("/")[2] for path in images}

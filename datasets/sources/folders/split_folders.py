@@ -26,7 +26,7 @@ from datasets.sources.folders.class_folders import (
 )
 from datasets.sources.folders.labels import LabelledPaths, note_on_splits
 from datasets.sources.groups import suggest_groups
-from datasets.sources.path_words import SPLIT_NAMES, split_of_images, word_in
+from datasets.sources.path_words import SPLIT_NAMES, any_word_in, split_of_images, word_in
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.source import Source, Wanted, without_labels
@@ -121,7 +121,7 @@ def _as_outer_folder(levels: Levels, listing: ImageFiles) -> str | None:
 def _as_splits(levels: Levels, listing: ImageFiles) -> str | None:
     """Folders in them have the word of val or test: images/{cat,dog}/{train,test} beside other folders."""
     inner = {part for paths in levels.below.values() for path in paths for part in path.split("/")}
-    held_out = sorted(part for part in inner if word_in(part) in ("val", "test"))
+    held_out = sorted(part for part in inner if any_word_in(part) in ("val", "test"))
     return f"the folders {list_names(held_out, _MAX_SHOWN)} in them may be of test or val" if held_out else None
 
 

@@ -12,7 +12,7 @@ from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.images import is_image_name
 from datasets.sources.class_names import list_names
-from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORD, SPLIT_WORDS, word_in
+from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORD, SPLIT_WORDS, any_word_in
 from datasets.sources.question import PLACEHOLDER, Question, Way, on_all_rows, with_columns
 from datasets.sources.tables.cells import (
     NO_LABELS,
@@ -182,7 +182,7 @@ class _Folders:
         names = self.places.folders(cells[self._path])
         self._fewest = min(self._fewest, len(names))
         for level, (name, next_name) in enumerate(pairwise([*names, ""])):
-            if _split_in(name) in SPLIT_NAMES:  # not: without labels
+            if any_word_in(name) in SPLIT_NAMES:  # not: without labels
                 self._words[level].add(name)
                 self._inner[level].add(next_name)
             elif len(self._others[level]) < _MAX_SEEN:
@@ -198,7 +198,7 @@ class _Folders:
         doubtful = list[str]()
         for level, words in sorted(self._words.items()):
             others = self._others[level]
-            split_of = {name.lower(): _split_in(name) for name in words}
+            split_of = {name.lower(): any_word_in(name) for name in words}
             recurring = others & self._inner[level]
             kinds = {_beside_word(name) for name in words} - {""}  # train station and test strip are no splits
             are_clear = len(kinds) < 2 and (
@@ -208,13 +208,8 @@ class _Folders:
                 split_of[""] = "train"
             if are_clear and len({*split_of.values()}) > 1:
                 return level, split_of, doubtful if self._fewest <= level else []
-            doubtful = doubtful or sorted(name for name in words if _split_in(name) != "train")
+            doubtful = doubtful or sorted(name for name in words if any_word_in(name) != "train")
         return 0, {}, doubtful
-
-
-def _split_in(name: str) -> str:
-    """The split whose word a name is or contains, see `word_in`; '' without one."""
-    return SPLIT_WORDS.get(name.lower()) or word_in(name) or ""
 
 
 def _beside_word(name: str) -> str:
@@ -426,7 +421,7 @@ def _parts_of(values: Iterable[str]) -> dict[str, list[str]]:
     """The values of val and of test by their words; `PLACEHOLDER` if no value has one, or one has none of a split."""
     found = defaultdict(list)
     for value in values:
-        found[_split_in(value)].append(value)
+        found[any_word_in(value)].append(value)
     known = {part: found[part] for part in ("val", "test") if found[part]}
     return known if known and not found[""] else {"test": [PLACEHOLDER]}
 

@@ -110,6 +110,7 @@ BBBC021 | Week{1_22123,2_22141} |  | ALL
 Supervisely | ds{0,1}/img ds0/ann/0.jpg.json!! |  | ALL
 ChestX-ray14 | images_{001,002,012}/images |  | ALL
 batches | batch1/{a,b} batch2/{a,c} |  | ALL
+one split in classes | {a,b}/holdout |  | ALL
 splits in a class | color/{a,b}/seg_{train,test} grey |  | ALL
 archive | images.zip! |  |
 a lost split | train/{a,b} val>unmounted |  | val: is a broken link
