@@ -71,16 +71,27 @@ def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
     """
     if table.layout:
         return table.layout
+    header = table.header
     if _lacks_header(table):
         raise UserError(
-            f"{table.file}:1: has no header, but the row {shorten(table.header)}; "
+            f"{table.file}:1: has no header, but the row {shorten(header)}; "
             "write the names of the columns above it, such as image_path and target"
         )
     given = dict[Any, Any](table.columns) | data.given_columns
     if isinstance(table, TextList):  # which has no names of columns
         given = {"split": None} if "split" in given else {}
-    find = _columns_to_predict if predicts else _columns_to_read
-    table.layout = find(table, data, given)
+    path = given.get("path")
+    if not predicts:
+        named = (value for key, value in given.items() if key not in ("cells", "threshold"))
+        table.require(chain.from_iterable(map(_columns_in, named)))
+    elif path not in header:
+        path = header[0] if len(header) == 1 else None
+    paths = _names(header, path, "image_path", _PATHS)
+    others = [name for name in header if name not in paths]
+    labels = _names(others, given.get("label"), "target", _LABELS)
+    if len(paths) != 1:
+        raise _unclear_columns(table, data, paths, labels, needs_labels=not (predicts or data.labels))
+    table.layout = Layout(paths[0], ()) if predicts else _columns_to_read(table, data, given, paths[0], labels)
     return table.layout
 
 
@@ -94,43 +105,27 @@ def _lacks_header(table: Table) -> bool:
     return any(cells[name] == name != "" for _, cells in table for name in header)
 
 
-def _columns_to_predict(table: Table, data: Data, given: Columns) -> Layout:
-    paths = table.header
-    if len(paths) > 1:
-        own = [name for name in paths if name == given.get("path")]
-        paths = own or _names(paths, None, "image_path", _PATHS)
-    if len(paths) != 1:
-        raise _unclear_columns(table, data, paths, (), needs_labels=False)
-    return Layout(paths[0], ())
-
-
-def _columns_to_read(table: Table, data: Data, given: Columns) -> Layout:
-    named = [value for key, value in given.items() if key not in ("cells", "threshold")]
-    table.require(chain.from_iterable(map(_columns_in, named)))
-    header = table.header
-    paths = _names(header, given.get("path"), "image_path", _PATHS)
-    others = [name for name in header if name not in paths]
-    named = _names(others, given.get("label"), "target", _LABELS)
-    others = [name for name in others if name not in (*named, data.groups)]
-    places = find_places(table, paths[0], data) if len(paths) == 1 else None
-    folders = _Folders(paths[0], places) if places else None
+def _columns_to_read(table: Table, data: Data, given: Columns, path: str, named: list[str]) -> Layout:
+    """named: the columns of labels by their names, or by DATA.COLUMNS."""
+    others = [name for name in table.header if name not in (path, *named, data.groups)]
+    places = find_places(table, path, data)
+    folders = _Folders(path, places)
     values = _values_of(table, folders)
     split, split_of = _find_split(table, others, values, given, data, folders)
-    needs_labels = not data.labels
     labels = list[str]()
     is_one_hot = False
-    if needs_labels:
+    if not data.labels:
         index = re.compile(r"(Unnamed: \d+)?")  # of pandas
         rest = [name for name in others if name != split and not index.fullmatch(name)]
-        labels, is_one_hot = _find_labels(named, given.get("label"), paths, rest, values)
+        labels, is_one_hot = _find_labels(named, given.get("label"), path, rest, values)
         if "Confidence" in rest and _says_absent(values["Confidence"], labels):
             raise UserError(f"{table.file}:1: 0 in Confidence says that an image lacks the label; remove these rows")
-    are_clear = is_one_hot or len(labels) == needs_labels
-    if not (are_clear and len(paths) == 1):
-        raise _unclear_columns(table, data, paths, labels, needs_labels)
-    used = f"paths {shorten(paths[0])}, labels {shorten(labels)}, splits {shorten(split or 'none')}"
-    table.notes.append(Note("log", f"{table.file}: of the columns {shorten(header)} it reads {used} (DATA.COLUMNS)"))
-    return Layout(paths[0], tuple(labels), is_one_hot, split, split_of, CellValues(given), places)
+        if not is_one_hot and len(labels) != 1:
+            raise _unclear_columns(table, data, [path], labels, needs_labels=True)
+    used = f"paths {shorten(path)}, labels {shorten(labels)}, splits {shorten(split or 'none')}"
+    text = f"{table.file}: of the columns {shorten(table.header)} it reads {used} (DATA.COLUMNS)"
+    table.notes.append(Note("log", text))
+    return Layout(path, tuple(labels), is_one_hot, split, split_of, CellValues(given), places)
 
 
 def _says_absent(confidences: Set[str], labels: Sequence[str]) -> bool:
@@ -217,9 +212,7 @@ def _beside_word(name: str) -> str:
     return "" if name.lower() in SPLIT_WORDS else _plain(re.sub(r"\d", "", SPLIT_WORD.sub("", name)))
 
 
-def _find_labels(
-    named: list[str], given: Any, paths: Sequence[str], rest: list[str], values: Values
-) -> tuple[list[str], bool]:
+def _find_labels(named: list[str], given: Any, path: str, rest: list[str], values: Values) -> tuple[list[str], bool]:
     """The columns of labels, and whether each is of a class.
 
     The given ones, else the `named` one, else the `rest` if all are of 0 and 1, or the only one if images share values.
@@ -229,7 +222,7 @@ def _find_labels(
     if not named:
         if len(rest) > 1 and all(values[name] and are_cells(values[name]) for name in rest):
             return rest, True
-        if paths and len(rest) == 1 and 2 * len(values[rest[0]]) <= len(values[paths[0]]):
+        if len(rest) == 1 and 2 * len(values[rest[0]]) <= len(values[path]):
             named = rest
     return [name for name in named if not _has_objects(values[name])], False
 
@@ -335,7 +328,7 @@ def _plain(name: str) -> str:
 
 
 def _find_split(
-    table: Table, others: Sequence[str], values: Values, given: Columns, data: Data, folders: _Folders | None
+    table: Table, others: Sequence[str], values: Values, given: Columns, data: Data, folders: _Folders
 ) -> Split:
     """Of the given columns, else of a column among the `others`, else of the paths."""
     splits = {name: _splits_of(name, of) for name, of in values.items()}
@@ -349,16 +342,15 @@ def _find_split(
         raise _wrong_values(table, names[0], f"splits may be in {list_names(names)}", data)
     for name in usable:
         return name, several[name]
+    folders.places.level, split_of, doubtful = folders.find()
     doubt: Question | None = None
-    if folders:
-        folders.places.level, split_of, doubtful = folders.find()
-        if doubtful:
-            problem = f"rows in the folders {list_names(doubtful)} may be of test or val"
-            fix = "write the split of each row (train, val, test) into a column split"
-            doubt = Question(f"{table.file}: {problem}; {fix}; or ", [on_all_rows(data)])
-        if split_of:
-            table.doubt = doubt
-            return FOLDERS, split_of
+    if doubtful:
+        problem = f"rows in the folders {list_names(doubtful)} may be of test or val"
+        fix = "write the split of each row (train, val, test) into a column split"
+        doubt = Question(f"{table.file}: {problem}; {fix}; or ", [on_all_rows(data)])
+    if split_of:
+        table.doubt = doubt
+        return FOLDERS, split_of
     for name in others:
         if _NAME_OF_SPLITS.fullmatch(_plain(name)) and splits[name]:  # all rows are of one
             if "train" not in splits[name].values():
