@@ -212,7 +212,9 @@ def read_table(part: TableSplit, train_part: TableSplit, wanted: Wanted) -> Imag
     notes = [*rows.notes]
     problem = "is not a class number; number the classes from 0, or write names only"
     if has_names:
-        problem = _problem_of_names(rows, train_rows)
+        problem = f"is not in {train_rows.file}; correct it, or add it there"
+        if rows.file == train_rows.file:
+            problem = "has no row of train; correct it, or add one"
         notes += _notes_on_names(train_rows.file, class_names)
     labels_of = [[label_of.get(name, -1) for name in names] for names in names_of]
     findings = [*rows.findings]
@@ -241,13 +243,6 @@ def read_table(part: TableSplit, train_part: TableSplit, wanted: Wanted) -> Imag
     return _with_repeated(listing, kind)
 
 
-def _problem_of_names(rows: TableRows, train_rows: TableRows) -> str:
-    """Of a label that the training lacks."""
-    if rows.file == train_rows.file:
-        return "has no row of train; correct it, or add one"
-    return f"is not in {train_rows.file}; correct it, or add it there"
-
-
 def _named_as_before(rows: TableRows, train_rows: TableRows, history: History) -> dict[str, np.ndarray]:
     """The names and files of images as arrays, with the names that the run of the history gave them.
 
@@ -259,13 +254,10 @@ def _named_as_before(rows: TableRows, train_rows: TableRows, history: History) -
         few = spread(len(train_rows.names), 200)
         files = [train_rows.files[index] for index in few]
         names = train_rows.names.strings()
-        most = count_known(known, [names[index] for index in few])
-        found = None
+        numbers: dict[Path | None, int] = {None: count_known(known, [names[index] for index in few])}
         for base in (rows.root, rows.file.parent, rows.file.parent.parent):
-            number = count_known(known, _relative_to(base, train_rows.root, files)) if most < len(few) else 0
-            if number > most:
-                most = number
-                found = base
+            numbers.setdefault(base, count_known(known, _relative_to(base, train_rows.root, files)))
+        found = max(numbers, key=numbers.__getitem__)
         if found:
             before = StringPacker(_relative_to(found, rows.root, rows.files))
             return listing_arrays(before) | to_arrays(rows.files, "places")

@@ -3,7 +3,8 @@
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -33,10 +34,10 @@ def find_places(table: Table, column: str, data: Data, others: Sequence[Path] = 
     """
     file = table.file
     root = file.parent
-    anywhere = bool(others) or table.root is not None
+    place_in = partial(Places, file, anywhere=bool(others) or table.root is not None)
     given = table.root or data.image_root
     if given:
-        return Places(file, Path(given), anywhere=anywhere)
+        return place_in(Path(given))
     paths = table.column(column)
     listed = list[str]()
     sample = list[str]()
@@ -45,15 +46,16 @@ def find_places(table: Table, column: str, data: Data, others: Sequence[Path] = 
     for some in (islice(paths, _MAX_TRIED), paths):  # of most tables, the others need not be read for this
         listed += some
         sample = [listed[index] for index in spread(len(listed), _MAX_TRIED)]
-        for place in (Places(file, root, anywhere=anywhere), Places(file, around, own=own, anywhere=anywhere)):
+        for place in (place_in(root), place_in(around, own=own)):
             if place.contain(sample):
                 return place
     if _MASKS.fullmatch(root.name):  # ISIC's x_GroundTruth, x_Input
         root = root.parent
-    found = _in_folders(file, root, listed, sample, others) or _at_any_depth(file, root, listed, sample, anywhere)
+    found = _in_folders(place_in, file, root, listed, sample, others)
+    found = found or _at_any_depth(place_in, file, root, listed, sample)
     if found:
         return found
-    none = Places(file, file.parent, anywhere=anywhere)
+    none = place_in(file.parent)
     in_columns = with_folder(table, column)
     if in_columns != column:
         problem = f"{shorten(sample[0])} is no file, but paths of two columns are"
@@ -64,14 +66,19 @@ def find_places(table: Table, column: str, data: Data, others: Sequence[Path] = 
 
 
 def _in_folders(
-    file: Path, root: Path, listed: Sequence[str], sample: Sequence[str], others: Sequence[Path]
+    place_in: Callable[..., Places],
+    file: Path,
+    root: Path,
+    listed: Sequence[str],
+    sample: Sequence[str],
+    others: Sequence[Path],
 ) -> Places | None:
     """The paths, or their ends after the folders that all of them share, in a folder beside the table."""
     of_split, usable = _folders_beside(root, split_of(file.stem))
     for strip in _shared_folders(listed):
 
         def fitting(folders: Sequence[Path], most: int, strip: str = strip) -> list[Places]:
-            each = (Places(file, folder, strip, anywhere=bool(others)) for folder in folders)
+            each = (place_in(folder, strip) for folder in folders)
             return [*islice((place for place in each if place.contain(sample)), most)]
 
         here = [root] if strip else []
@@ -95,7 +102,7 @@ def _shared_folders(paths: Iterable[str]) -> Iterator[str]:
 
 
 def _at_any_depth(
-    file: Path, root: Path, listed: Sequence[str], sample: Sequence[str], anywhere: bool
+    place_in: Callable[..., Places], file: Path, root: Path, listed: Sequence[str], sample: Sequence[str]
 ) -> Places | None:
     """The paths in the only folder that has them, or the only file of each name."""
     _, usable = _folders_beside(root, split_of(file.stem))
@@ -105,14 +112,14 @@ def _at_any_depth(
         return None
     folders = {*_folders_with(sample, files)}
     for folder in map(Path, folders):
-        place = Places(file, folder, anywhere=anywhere)
+        place = place_in(folder)
         if len(folders) == 1 and place.contain(sample):
             place.notes.append(Note("log", f"{file}: the images are in {folder}"))
             return place
     by_name = _paths_of_names(root, files, listed)
     if not sample or not all(os.path.basename(mend(path)) in by_name for path in sample):
         return None
-    place = Places(file, root, by_name=by_name, anywhere=anywhere)
+    place = place_in(root, by_name=by_name)
     place.notes.append(Note("log", f"{file}: the images are in {root}, found by their names"))
     return place
 
