@@ -185,11 +185,10 @@ def readings(root):
         for table, (header, row) in tables.items():
             write_table(folder / table, [row(number) for number in range(40)], header)
         yield f"far {name}", options(folder)
-    tables = (("", test_tables.COLUMNS), ("", test_tables.UNCLEAR), ("split ", test_tables.OF_SPLITS))
-    for kind, (name, header, row, *_) in ((kind, cells) for kind, text in tables for cells in cells_of(text)[1:]):
-        folder = tree(root / f"table {kind}{name}", *test_tables.FILES)
+    for name, header, row, *_ in (*cells_of(test_tables.COLUMNS)[1:], *cells_of(test_tables.UNCLEAR)[1:]):
+        folder = tree(root / f"table {name}", *test_tables.FILES)
         write_table(folder / "all.csv", test_tables.rows_of(row), header)
-        yield f"table {kind}{name}", options(folder / "all.csv")
+        yield f"table {name}", options(folder / "all.csv")
     for name, table, folders, _ in ([name, *row] for name, row in enumerate(cells_of(test_tables.FOLDERS)[1:])):
         folder = root / f"folders {name}"
         tree(folder, "sample/other.png", *(f"{one}/{n}.png" for one in folders.split() for n in range(30)))

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from conftest import CPU, values_of
 from source_helpers import expand, options, tree, write_table
-from test_trees import TRAINED
 
 from datasets.reading import read_data
 from datasets.recognition import recognize_dataset
@@ -25,7 +24,6 @@ from utils.errors import UserError
 
 FILE = Path(__file__).with_name("golden.txt")
 IMAGES = expand("{ant,bee,Cat10}/p{1,2,3,4,5,6,7,8}_{0,1}.jpg")
-ALL = {f"tree {row.partition('|')[0].strip()}": row.split("|")[1] for row in TRAINED.strip().splitlines()[1:]}
 
 
 def label_of(path):
@@ -122,10 +120,7 @@ def given(root, layout, **more):
 
 @cache
 def _written(root, layout):
-    folder = root / layout.replace(" ", "_")
-    if layout in ALL:
-        return {"DATA_PATH": str(tree(folder / "R", *ALL[layout].split())), "DATASET": "folder"}
-    return LAYOUTS[layout](folder)
+    return LAYOUTS[layout](root / layout.replace(" ", "_"))
 
 
 def digest(*values):
@@ -167,8 +162,6 @@ def read(root, data, *splits, known=None, initial=None, **more):
 
 def readings(root):
     """Each reading: its name and its digests."""
-    for layout in ALL:
-        yield layout, *read(root, given(root, layout), is_new=True)[:2]
     yield "digits", *read(root, options("DIR", dataset="digits"), is_new=True)[:2]
     for layout in LAYOUTS:
         for way, values in values_of(WAYS):

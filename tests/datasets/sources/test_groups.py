@@ -164,6 +164,7 @@ camera | cam{site} | camera
 Site ID | {site} | 'Site ID'
 location,sequence_id | {site},s{sequence} | location sequence_id
 deploymentID | d{site} | deploymentID
+patient_id | {site} | patient_id
 batch | {site} | batch
 seq_number | {site} |   # of an image in its sequence
 site | {label}{label} |   # of a class

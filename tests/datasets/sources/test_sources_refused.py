@@ -21,9 +21,6 @@ FILES = {  # DATA.DATASET, the files in DATA.DATA_PATH, a part of the error
     "another name of ImageNet": ("imagnet", {}, "known: imagenet2012, "),
     "a lost table": ("csv", {}, "train.csv: cannot be read .*check the path"),
     "class folders in place of a table": ("csv", FOLDERS, "train.csv.* -dataset=folder$"),
-    "an id of two images": (
-        "csv", {"train.csv": f"{TABLE}a,x\n", "a.png": IMAGE, "a.jpg": IMAGE}, "train.csv:2: 'a' is .jpg and .png",
-    ),
 }  # fmt: skip
 ROWS = {  # of train.csv; a part of the error
     "": "train.csv: .*lists no images",
@@ -38,7 +35,6 @@ PATHS = r"""
 dataset | path | content | part
 csv | x.csv | PK\5\6\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0 | x.csv: is a ZIP archive.* CSV$  # or an archive of Kaggle's
 csv | x.csv | version https://git-lfs\n | x.csv:1:
-csv | x.csv | file,label,label\n1.png,a,b\n | x.csv:1: .*DATA.COLUMNS
 imagenet2012 | a.xlsx | PK | a.xlsx: is a workbook.* CSV$
 csv | a.ODS | PK | a.ODS: is a workbook.* CSV$
 folder | a.npz | PK | a.npz: .*docs/data.md#images-in-arrays

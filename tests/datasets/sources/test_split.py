@@ -10,9 +10,9 @@ from unicodedata import normalize
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, each_row, each_value, line_of, read_samples, refused, told
+from conftest import CPU, each_row, line_of, read_samples, refused, told
 from safetensors.torch import save_file
-from source_helpers import groups_apart, options, write_classes, write_image, write_table
+from source_helpers import options, write_classes, write_image, write_table
 
 from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.source import Wanted, source_class
@@ -377,29 +377,6 @@ def test_folders_by_expression_and_by_table(folder, tmp_path):
         table = tmp_path / name
         table.write_text("path,group\n" + "".join(f"{path},{group}\n" for path, _, group in IMAGES))
         assert list(read(folder, str(table), dataset="folder")[0].groups) == list(train.groups)
-
-
-MAY_BE_GROUPS = """
-column | values | is_named
-patient_id | 6 | true
-patient_id | 24 | false  # each image has its own
-patient | 3 | false  # yes, no and unknown
-animal | 6 | false  # a species
-"""
-
-
-@each_value(MAY_BE_GROUPS)
-def test_a_column_that_may_be_groups_is_named(folder, column, values, is_named):
-    write_images(folder, f"{column},site", [f"{number % values},{group}" for number, (*_, group) in enumerate(IMAGES)])
-    train, _ = read(folder, None, dataset="csv")
-    notes = told(train.notes, f"DATA.GROUPS={column}")
-    assert len(notes) == is_named
-    assert all(
-        f"DATA.GROUPS={column} ({values} values, {len(IMAGES) // values} images a value)" in note for note in notes
-    )
-    train, val = read(folder, "site", dataset="csv")
-    assert not told(train.notes, f"DATA.GROUPS={column}")
-    assert groups_apart(train, val) == (6, 2)
 
 
 def test_evaluated_splits_have_groups_where_their_paths_have_them(tmp_path):

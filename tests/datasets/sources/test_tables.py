@@ -66,23 +66,19 @@ def read(path, num_classes=None, class_names=None, known=None, is_new=True, chec
 
 
 SITES = ["Nord"] * 18 + ["7"] * 6 + ["Süd"] * 6
-IN_FOLDERS = [f"{split}/{file}" for split, file in zip(SPLITS, FILES, strict=True)]
-# The header of a table without splits, and the row of each of FILES
+# The header, the row of each of FILES, DATA.COLUMNS, the images of each split
 COLUMNS = """
-name | header | row
-short names | path,label | {file},{label}
-two kinds | file name,id,class_id,Class | {file},{n},{n},{label}
-documented | image_path,target,path,label | {file},{label},{n},{n}
-the only other column | Unnamed: 0,file_name,finding | {n},{file},{label}
-GTSRB | Width,Roi.X1,ClassId,Path | {n},5,{label},{file}
-columns of 0 and 1 | filename,cat,dog | {file},{is_cat},{is_dog}
-pixels beside paths | file,label,pixel0,pixel1,pixel2 | {file},{label},{n},{n},{n}
-invisible signs | file,label | {file},{label}{signs}
-numbers | file,label,val,stage | {file},{label},0.{third},{third}
-"""
-# The header, the row, DATA.COLUMNS, the images of each split
-OF_SPLITS = """
 name | header | row | columns | sizes
+short names | path,label | {file},{label} | | 26 4
+two kinds | file name,id,class_id,Class | {file},{n},{n},{label} | | 26 4
+documented | image_path,target,path,label | {file},{label},{n},{n} | | 26 4
+the only other column | Unnamed: 0,file_name,finding | {n},{file},{label} | | 26 4
+GTSRB | Width,Roi.X1,ClassId,Path | {n},5,{label},{file} | | 26 4
+columns of 0 and 1 | filename,cat,dog | {file},{is_cat},{is_dog} | | 26 4
+pixels beside paths | file,label,pixel0,pixel1,pixel2 | {file},{label},{n},{n},{n} | | 26 4
+invisible signs | file,label | {file},{label}{signs} | | 26 4
+numbers | file,label,val,stage | {file},{label},0.{third},{third} | | 26 4
+given columns | x,y | {file},{label} | {path: x, label: y} | 26 4
 split | file,label,split | {file},{label},{split} | | 18 6 6
 data set | file,label,data set | {file},{label},{SPLIT} | | 18 6 6
 is_valid | file,label,is_valid | {file},{label},{is_val} | | 24 6
@@ -114,38 +110,24 @@ all.csv | tab | utf-16
 """
 
 
-def assert_read(file, sizes, paths=FILES, columns=None):
+def assert_read(file, sizes, columns=None):
     """The splits have these numbers of images, in the order of the table, and its labels."""
-    assert names_of(unlabelled(str(file), options(file, columns=columns))) == paths
+    assert names_of(unlabelled(str(file), options(file, columns=columns))) == FILES
     splits = read(file, columns=columns, dataset="folder")
-    assert classes_of(*splits) == dict(zip(paths, LABELS, strict=True))
+    assert classes_of(*splits) == dict(zip(FILES, LABELS, strict=True))
     assert list(map(len, splits)) == sizes
     if len(sizes) == 3:
-        assert [names_of(samples) for samples in splits] == [paths[:18], paths[18:24], paths[24:]]
+        assert [names_of(samples) for samples in splits] == [FILES[:18], FILES[18:24], FILES[24:]]
 
 
 @each_row(COLUMNS)
-def test_columns(name, header, row, tmp_path):
-    write_table(tree(tmp_path, *FILES) / "all.csv", rows_of(row), header)
-    assert_read(tmp_path / "all.csv", [26, 4])
-
-
-def test_lists_of_one_label(table):
-    assert_read(table("a.jsonl", FILES, file_name=FILES, label=[[label] for label in LABELS]), [26, 4])
-
-
-def test_given_columns(table):
-    assert_read(table(files=FILES, x=FILES, y=LABELS), [26, 4], columns={"path": "x", "label": "y"})
-
-
-@each_row(OF_SPLITS)
-def test_splits(name, header, row, columns, sizes, tmp_path):
+def test_columns(name, header, row, columns, sizes, tmp_path):
     write_table(tree(tmp_path, *FILES) / "all.csv", rows_of(row), header)
     assert_read(tmp_path / "all.csv", [*map(int, sizes.split())], columns=parse_value(columns or "null"))
 
 
-def test_folders_of_splits(table):
-    assert_read(table(files=IN_FOLDERS, file=IN_FOLDERS, label=LABELS), [18, 6, 6], IN_FOLDERS)
+def test_lists_of_one_label(table):
+    assert_read(table("a.jsonl", FILES, file_name=FILES, label=[[label] for label in LABELS]), [26, 4])
 
 
 @each_row(FORMATS)
