@@ -21,14 +21,12 @@ PLACEHOLDER = "VALUE"  # in an option, of a value that only a person knows
 class Answer:
     """What a training with some options of DATA reads; it is read once, when it is first asked for.
 
-    options: as a shell reads them, behind -opts. note: what a person should know of them. is_known: False if a person
-    writes a value in place of `PLACEHOLDER`; `data` lack its key.
+    options: as a shell reads them, behind -opts; `data` lack the key of a `PLACEHOLDER`. note: on the options.
     """
 
     data: Data
     options: str = ""
     note: str = ""
-    is_known: bool = True
 
     @property
     def path(self) -> str:
@@ -77,7 +75,7 @@ class Answer:
     @property
     def held_out(self) -> set[str]:
         """The absolute paths of the images that the data hold out, or perhaps hold out."""
-        if not self.is_known:
+        if PLACEHOLDER in self.options:
             return {*self.labels}
         own = {"test"} if self.rows.run_split else {"val", "test"}
         return {path for split in own & self.rows.splits.keys() for path in _paths_of(self.rows.splits[split])}

@@ -343,20 +343,16 @@ def _find_split(
     for name in usable:
         return name, several[name]
     folders.places.level, split_of, doubtful = folders.find()
-    doubt: Question | None = None
     if doubtful:
         problem = f"rows in the folders {list_names(doubtful)} may be of test or val"
         fix = "write the split of each row (train, val, test) into a column split"
-        doubt = Question(f"{table.file}: {problem}; {fix}; or ", [on_all_rows(data)])
+        table.doubt = Question(f"{table.file}: {problem}; {fix}; or ", [on_all_rows(data)])
     if split_of:
-        table.doubt = doubt
         return FOLDERS, split_of
     for name in others:
         if _NAME_OF_SPLITS.fullmatch(_plain(name)) and splits[name]:  # all rows are of one
-            if "train" not in splits[name].values():
-                table.doubt = _wrong_values(table, name, "no row is of train", data)
-            return None, {}
-    table.doubt = doubt
+            is_train = "train" in splits[name].values()
+            table.doubt = None if is_train else _wrong_values(table, name, "no row is of train", data)
     return None, {}
 
 
@@ -404,7 +400,7 @@ def _wrong_values(table: Table, column: str, problem: str, data: Data) -> Questi
     answer = with_columns(data, {"split": split})
     if isinstance(split, dict) and [PLACEHOLDER] in split.values():
         note = f", with the value of test, or of val, in place of {PLACEHOLDER}"
-        answer = replace(with_columns(data, {"split": None}), options=answer.options, note=note, is_known=False)
+        answer = replace(with_columns(data, {"split": None}), options=answer.options, note=note)
     ways = [Way(f"-opts {answer.options} {fix}{answer.note}", answer)]
     return Question(f"{table.file}:1: DATA.COLUMNS split {shorten(column)}: {problem}; it has {shown}; ", ways)
 

@@ -223,7 +223,7 @@ def read(root, data):
         splits = read_splits(data)
     except UserError as error:
         answers = getattr(error.__cause__ or error, "answers", [])
-        return None, str(error), [one for one in answers if one.is_known]
+        return None, str(error), [one for one in answers if "VALUE" not in one.options]
     return facts_of(root, splits), " ".join(note.text for note in splits[0].notes), []
 
 
