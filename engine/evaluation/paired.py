@@ -58,13 +58,12 @@ def paired_limits(new: Sequence[SampleResults], old: Sequence[SampleResults], me
     scale = 100.0 if metric.is_percent else 1.0
     steps = 2 * float(np.mean([figure.step**2 for pair in figures for figure in pair]))
     gains = np.array([metric.gain(*pair) for pair in pairs])
-    changes = metric.sign * scale * np.stack([after.changes - before.changes for after, before in figures])
+    changes = scale * np.stack([after.changes - before.changes for after, before in figures])
     freedom = freedom_of(changes[0], kish, units)
     of_images = float(np.sum(changes.mean(0) ** 2))
     of_seeds = 0.0
     images = kish * len(units.of_rows) / units.number if of_images > ROUNDING else kish
     if len(pairs) > 1:
-        changes -= changes.mean(1, keepdims=True)  # which is not 0 of groups
         found = difference_of(gains[:, None] + units.number * changes)
         of_seeds = found.of_seeds
         of_images = found.error**2 - of_seeds

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from configs.compare import with_defaults
 from configs.load import RUN_OPTIONS, flatten
 from configs.schema import Config
+from configs.schema.data import properties_of
 from configs.yaml_io import Values, read_yaml
 from engine.run.facts import SPLITS, Fact, PixelBaseline, read_fact
 from engine.run.record import (
@@ -243,9 +244,12 @@ def read_contents(folder: Path) -> RunContents:
         problem = f"{folder}: is not the folder of a training or an evaluation"
         raise UserError(f"{problem}; predictions and profiles have no page")
     rows, _ = read_metrics(folder)
+    options = with_defaults(read_yaml(folder / RUN_OPTIONS))
+    if not properties_of(options["DATA.DATASET"]).has_files:
+        options.pop("DATA.DATA_PATH", None)  # which nothing has read
     return RunContents(
         folder=folder,
-        options=with_defaults(read_yaml(folder / RUN_OPTIONS)),
+        options=options,
         values=values,
         epochs=[*by_epoch(rows).values()],
         evaluation=evaluation_in(folder / EVALUATION),

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from configs.schema.data import properties_of
 from configs.schema.operating_point import probability_of
 from engine.report.charts import number_text, percent
 from engine.report.contents import EvaluationContents, RunContents, points
@@ -283,7 +282,6 @@ def status_of(run: RunContents) -> tuple[str, str]:
 def details_of(run: RunContents) -> dict[str, str]:
     """Model, data, devices and environment, by name."""
     options = run.options
-    dataset = options["DATA.DATASET"]
     model = run.fact(facts.Model)
     environment = run.fact(facts.Environment) or facts.Environment("", {}, [])
     resumes = run.values["starts"] - 1
@@ -291,7 +289,7 @@ def details_of(run: RunContents) -> dict[str, str]:
         "Model": f"{options['MODEL.NAME']} ({options['MODEL.TYPE']})",
         "Size": model.size if model else "",
         "Initial weights": str(options["MODEL.PRETRAINED"] or options["MODEL.RESUME"] or "random"),
-        "Data set": f"{dataset}, {options['DATA.DATA_PATH']}" if properties_of(dataset).has_files else dataset,
+        "Data set": ", ".join(filter(None, [options["DATA.DATASET"], options.get("DATA.DATA_PATH")])),
     }
     kinds = {facts.TrainingData: "Data", facts.EvaluationData: "Data"}
     kinds |= {facts.Preprocessing: "Preprocessing", facts.Devices: "Devices", facts.ImagesRead: "Images"}

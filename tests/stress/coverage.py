@@ -23,15 +23,22 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 
+from configs.schema.operating_point import OperatingPoint
 from engine.evaluation.intervals import confidence_interval
-from engine.evaluation.paired import paired_limits
+from engine.evaluation.paired import limits_at_goal, paired_limits
+from engine.evaluation.ranking import figure_at
 from engine.evaluation.results import SampleResults, results_of_scores
-from utils.metric_table import METRICS
+from utils import metric_table
 
 ONE_LABEL = ("top1", "macro_f1", "balanced_accuracy", "min_recall", "auroc", "specificity", "precision")
 SEVERAL = ("mean_ap", "macro_f1", "auroc", "specificity", "micro_f1", "sample_f1", "precision", "recall")
 KAPPAS = ("quadratic_kappa", "linear_kappa")
 OF_EACH_KIND = ("top1", "micro_f1", "macro_f1", "min_recall", "auroc", "mean_ap", "quadratic_kappa")
+POINT = OperatingPoint(name="1", label=1, specificity=0.9)
+AT_GOAL = metric_table.Metric(
+    "at_goal", f"sensitivity at {POINT.title}", lambda results: figure_at(POINT, *results.of_class(POINT.label))
+)
+METRICS = metric_table.METRICS | {AT_GOAL.name: AT_GOAL}
 PAIRED = ("top1", "balanced_accuracy", "min_recall", "macro_f1", "auroc", "loss")
 # draws with an interval, of a cell that counts; percent
 _FEWEST = 50
@@ -230,6 +237,13 @@ def cells() -> list[Cell]:
             data = Groups(number, Classes((6, 4), 1.5), is_of_one)
             metrics = (*PAIRED, "quadratic_kappa")
             found.append(Cell("two models, groups", data, metrics, ("top1", "quadratic_kappa"), is_paired=True))
+    for goal in (
+        Classes((100, 100), 1.2),
+        Classes((190, 10), 2.0),
+        Classes((950, 50), 2.0),
+        Groups(40, Classes((6, 4))),
+    ):
+        found.append(Cell("two models, one goal", goal, (AT_GOAL.name,), (), is_paired=True))
     return found
 
 
@@ -247,7 +261,10 @@ def measure(cell: Cell, draws: int) -> dict[str, Coverage]:
     for _ in range(draws):
         new, *others = cell.data.draw(generator, False, 1 + cell.is_paired)
         for metric in metrics:
-            if cell.is_paired:
+            if metric is AT_GOAL:
+                interval = limits_at_goal(new, others[0], POINT)[1](1)
+                figures[metric.name].append(metric.gain(new, others[0]))
+            elif cell.is_paired:
                 interval = paired_limits([new], others, metric)(1)
                 figures[metric.name].append(metric.gain(new, others[0]))
             else:

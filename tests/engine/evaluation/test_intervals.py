@@ -52,7 +52,7 @@ def test_the_interval_has_every_share_in_at_least_92_5_percent_of_the_samples(nu
 
 def test_images_of_few_groups_tell_no_more_than_single_images():
     groups = np.repeat(list("abcde"), [5, 5, 4, 4, 4])
-    for wrong in ([0, 1, 5, 6, 10, 14], [0, 5], []):  # errors spread evenly over the groups; none
+    for wrong in ([0, 5, 10, 14, 18], [0, 1, 5, 6, 10, 14], [0, 5], []):  # errors spread evenly over the groups; none
         results = of_first_class(np.isin(np.arange(22), wrong))
         low, high = interval_of(results, METRICS["top1"], groups)[0]
         single_low, single_high = interval_of(results, METRICS["top1"])[0]
@@ -115,16 +115,6 @@ def test_one_image_of_a_class_leaves_its_figure_open(name, is_right):
     value = METRICS[name].compute(results)
     assert interval[0] <= value - 100 * weight * (is_right - open_limits.low) + 0.1
     assert interval[1] >= value + 100 * weight * (open_limits.high - is_right) - 0.1
-
-
-def test_a_thousand_classes_of_five_images_have_a_narrow_interval():
-    """The standard error of the mean of the recalls is 0.57 points: the interval is 2.2 points wide."""
-    generator = np.random.default_rng(0)
-    targets = np.repeat(np.arange(1000), 5)
-    results = drawn_results(targets, np.full(1000, 0.8), generator.random(5000))
-    (low, high), _ = confidence_interval(results, METRICS["balanced_accuracy"])
-    assert low < METRICS["balanced_accuracy"].compute(results) < high
-    assert 2.1 < high - low < 1.2 * 2.2
 
 
 @pytest.mark.filterwarnings("error")
@@ -206,11 +196,6 @@ def test_a_perfect_mean_average_precision_has_wilsons_interval(number, low):
     results = results_of_scores(both, scores)
     for groups in (None, np.arange(number)):
         assert interval_of(results, METRICS["mean_ap"], groups)[0] == pytest.approx([low, 100], abs=0.01)
-
-
-def test_the_reason_tells_an_undefined_figure():
-    one_class = results_of_scores(np.zeros(3, np.int64), np.eye(2, dtype=np.float32)[[0, 1, 1]])
-    assert confidence_interval(one_class, METRICS["auroc"]) == (None, "the AUROC is undefined")
 
 
 KAPPAS = """

@@ -16,6 +16,8 @@ from run_folders import Reader, add_evaluation, make_evaluation_run, make_run, u
 from scipy.special import log_expit, log_softmax
 from sklearn.metrics import roc_auc_score, roc_curve
 
+from engine.report.contents import read_contents
+from engine.report.tables import compared_options
 from engine.run.facts import EvaluationData, TrainingData
 from scripts.report import main
 from utils.files import read_json
@@ -55,6 +57,13 @@ def test_runs_are_compared_by_result_options_and_curves(tmp_path, compare):
     (validation,) = re.findall(r"<svg[^>]*><title[^>]*>Validation top-1<.*?</svg>", page.html, re.S)
     curves = re.findall(r'class="curve c(\d)".*?data-name="([^"]*)".*?data-y="([^"]*)"/>', validation)
     assert curves == [("0", "two &amp; more", "10 20 30 40 50"), ("1", "one", "10 20 30")]
+
+
+def test_a_set_without_files_has_no_path(tmp_path):
+    """It would be the default, of ImageNet."""
+    options = {"digits": [], "images": ["DATA.DATASET=folder", "DATA.DATA_PATH=images"]}
+    runs = [read_contents(make_run(tmp_path / name, 1, given)) for name, given in options.items()]
+    assert compared_options(runs)["DATA.DATA_PATH"][0] is None
 
 
 def test_runs_of_a_sweep_have_a_column_for_each_swept_key(tmp_path, compare):
