@@ -6,9 +6,8 @@ from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
-from conftest import ROOT, config_for, line_of, model_for
+from conftest import ROOT, config_for, line_of, model_for, slow
 from pytest import approx, mark
 from torch.overrides import TorchFunctionMode
 
@@ -79,17 +78,11 @@ class NoInitialization(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-@mark.parametrize(
-    "family",
-    [
-        pytest.param(name, marks=[mark.slow] * (name in ("CaiT", "CrossViT", "VOLO", "XCiT")))  # of many files
-        for name, facts in FILES.items()
-        if any(fact["status"] == "same" for fact in facts)
-    ],
-)
-def test_files_build_paddles_model(family, tmp_path, monkeypatch):
+@mark.parametrize("count", [1, slow(None)])  # of its files
+@mark.parametrize("family", [name for name, facts in FILES.items() if any(fact["status"] == "same" for fact in facts)])
+def test_files_build_paddles_model(family, count, tmp_path, monkeypatch):
     monkeypatch.setattr("models.build.check_image_size", lambda *_: None)  # a forward pass: in test_families.py
-    facts = [fact for fact in FILES[family] if fact["status"] == "same"]
+    facts = [fact for fact in FILES[family] if fact["status"] == "same"][:count]
     counts = {}
     for fact in facts:
         config = load(fact, tmp_path)

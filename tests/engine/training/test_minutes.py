@@ -204,27 +204,23 @@ def test_no_options_are_copied_after_the_plan(tmp_path, monkeypatch):
     assert copies == []
 
 
-def test_the_horizon_alone_changes_with_the_speed(tmp_path, monkeypatch):
-    """All others ask it; the checkpoint and config.yaml have its plans."""
-    copies = copies_of_config(monkeypatch, "fit_into_minutes")
-    SlowMachine(monkeypatch, 2)
-    folder = train([*digits_flags(tmp_path), *OPTIONS])
-    stored = parse_value(load_checkpoint(folder / "last.pth")["options"])["TRAIN"]
-    assert len(stored["PLANS"]) > 1
-    assert stored == train_options(folder)
-    assert copies == []
-
-
 def train_options(folder: Path) -> dict:
     return parse_value((folder / "config.yaml").read_text())["TRAIN"]
 
 
 @mark.parametrize("factor", [slow(0.5), 2, slow(4)])
 def test_the_time_is_kept_when_the_speed_changes(factor, tmp_path, monkeypatch):
-    """Within 5% of the time or half an epoch; the rate falls to the end of its decay, and mixup ends before it."""
+    """Within 5% of the time or half an epoch; the rate falls to the end of its decay, and mixup ends before it.
+
+    The horizon alone changes: all others ask it; the checkpoint and config.yaml have its plans.
+    """
+    copies = copies_of_config(monkeypatch, "fit_into_minutes")
     machine = SlowMachine(monkeypatch, factor)
     folder = train([*digits_flags(tmp_path), *OPTIONS])
     options = train_options(folder)
+    assert copies == []
+    assert len(options["PLANS"]) > 1
+    assert parse_value(load_checkpoint(folder / "last.pth")["options"])["TRAIN"] == options
     table = rows(folder)
     assert abs(machine.seconds - 45) <= max(0.05 * 45, 4.5 * factor / 2)
     assert [row["epoch"] for row in table] == [str(1 + row) for row in range(options["NUM_EPOCHS"])]

@@ -173,7 +173,7 @@ def test_twenty_steps_equal_a_plain_loop(trained, precision):
 @mark.parametrize(
     "options",
     [
-        [*TINY_VIT, "MODEL.DROPOUT=0.1", "TRAIN.MIXUP_ALPHA=0.2", "REPORT_FREQ=1"],
+        slow([*TINY_VIT, "MODEL.DROPOUT=0.1", "TRAIN.MIXUP_ALPHA=0.2", "REPORT_FREQ=1"]),
         [*TINY_VIT, "AMP={ENABLED: true, LEVEL: O2, DTYPE: float16, INIT_LOSS_SCALING: 1.0e+7}", "REPORT_FREQ=3"],
         [*TINY_RESNET, "TRAIN.OPTIMIZER.NAME=lamb"],
     ],
