@@ -286,7 +286,7 @@ def _tables_or_folders(root: Path, levels: Levels, trainings: Sequence[str], ima
     """
     if all((root / f"{split}_list.txt").is_file() for split in ("train", "val")):
         lists = _folders(root, dataset="imagenet2012")
-        return [Way(f"-dataset=imagenet2012 {lists.path} reads its lists", lists)]
+        return [Way(f"{lists.path} -opts {lists.options} reads its lists", lists)]
     used = [path for path in images if word_in(path.partition("/")[0]) not in ("test", "none")]
     ways = _advise_renaming([*levels.sizes])
     for table in tables_beside(root, root, without_masks(used)[0], any_labels=True):
@@ -357,7 +357,7 @@ def _other_data(root: Path, images: Sequence[str]) -> list[Way]:
     if lists[0].suffix.lower() not in TABLE_SUFFIXES:
         way = Way(f"{names}docs/data.md#labels-in-json makes a table of JSON, or save a workbook as CSV")
     elif answer.is_read and any(map(os.path.isfile, answer.labels)):
-        way = Way(f"{names}-dataset=csv {answer.path}", answer)
+        way = Way(f"{names}{answer.path} -opts {answer.options}", answer)
     else:
         way = Way(f"{names}name its columns and the folder of its images (DATA.COLUMNS, DATA.IMAGE_ROOT)")
     return [way, move, public]

@@ -143,15 +143,6 @@ def test_classes_in_the_folders_of_folders(name, parts, number, tmp_path):
         assert all(path.split("/")[-2] == classes[path] for path in classes)
 
 
-def test_lists_of_both_splits_are_an_answer(tmp_path):
-    paths = [f"{split}/{number}.jpg" for split in ("train", "val") for number in range(4)]
-    lists = {f"{split}_list.txt": "".join(f"{split}/{n}.jpg {n % 2}\n" for n in range(4)) for split in ("train", "val")}
-    given = write(tmp_path, paths, lists)
-    (advised,) = typed(line_of(read_splits, given), given)
-    train, val = read_splits(advised)
-    assert [*classes_of(train, val)] == paths
-
-
 CELLS = "Image_FileName_DAPI,Image_PathName_DAPI,Image_FileName_Actin,Image_Metadata_Well,Image_Metadata_Compound"
 # The folders of the images in a row, the header and the row of the table, the column of the paths that are advised
 OF_ROWS = f"""
@@ -172,55 +163,6 @@ def test_a_row_of_several_images_is_an_answer(name, folders, header, row, path, 
     assert advised.columns["path"] == path
     for image, label in classes_of(*read_splits(advised)).items():
         assert label == LABELS[int(re.findall(r"\d+", image)[-1])]
-
-
-WILDLIFE = "filename,location,class,species,common_name,class_id"
-
-
-def test_splits_of_a_table_that_agrees_with_the_folders_are_a_question(tmp_path):
-    given = write(tmp_path, ["{a,b}"])
-    rows = [f"{label}/{n}.jpg,{label},{'test' if n == 3 else 'train'}" for label in "ab" for n in range(4)]
-    (tmp_path / "metadata.csv").write_text("\n".join(["file_name,label,split", *rows]))
-    of_table, of_folders = typed(line_of(read_splits, given), given)
-    assert [*map(len, read_splits(of_folders))] == [6, 2]
-    *_, test = read_splits(of_table)
-    assert [*classes_of(test)] == ["a/3.jpg", "b/3.jpg"]
-    (tmp_path / "metadata.csv").write_text("\n".join(["file_name,label,split", *rows]).replace("test", "train"))
-    assert len(read_splits(given)) == 2
-
-
-def test_each_column_that_may_be_the_label_is_in_the_question(tmp_path):
-    """Each advice trains on its column, as of Wildlife Insights; numbers with the classes of another one are none."""
-    paths = [f"site{n % 3}/IMG_{n}.jpg" for n in range(24)]
-    given = write(tmp_path, paths)
-    kinds = [("Mammalia", "vulpes", "Red Fox"), ("Mammalia", "capreolus", "Roe Deer"), ("Aves", "corone", "Crow")]
-    rows = [f"{path},gs://x/{path},{','.join(kinds[n // 3 % 3])},{n // 3 % 3}" for n, path in enumerate(paths)]
-    (tmp_path / "images.csv").write_text("\n".join([WILDLIFE, *rows]))
-    message = line_of(read_splits, given)
-    assert "'Aves (6)', 'Mammalia (18)'" in message
-    *of_columns, of_folders = typed(message, given)
-    assert [one.columns["label"] for one in of_columns] == ["class", "species", "common_name"]
-    for place, one in enumerate(of_columns):
-        found = classes_of(*read_splits(one))
-        assert [found[path] for path in paths] == [kinds[n // 3 % 3][place] for n in range(24)]
-    assert len(read_splits(of_folders)[0].class_names) == 3
-
-
-@pytest.mark.parametrize(
-    "given, label", [("", "species"), ("images", "species"), ("labels.csv", "species"), ("labels.csv", "grade")]
-)
-def test_names_that_recur_in_each_folder_are_found_by_two_columns(given, label, tmp_path):
-    paths = [f"ST{n // 6}/IMG_{n % 6}.jpg" for n in range(24)]
-    write(tmp_path, [f"images/{path}" for path in paths])
-    rows = [f"{path.replace('/', ',')},{('fox', 'deer')[n // 3 % 2]}" for n, path in enumerate(paths)]
-    (tmp_path / "labels.csv").write_text("\n".join([f"station,file,{label}", *rows]))
-    data = options(tmp_path / given)
-    of_table = typed(line_of(read_splits, data), data)[0]
-    found = classes_of(*read_splits(of_table))
-    assert [found[path] for path in paths] == ["fox", "fox", "fox", "deer", "deer", "deer"] * 4
-    lost = line_of(read_splits, options(tmp_path / "labels.csv", columns={"path": "site/file", "label": "kind"}))
-    assert "site" in lost
-    assert "kind" in lost
 
 
 def test_few_files_are_looked_for_in_the_folders_beside_a_table(tmp_path, monkeypatch):

@@ -103,6 +103,21 @@ patients, windows | {p1,p2}/@.png | labels.csv | path,label | {windows},{label} 
 two tables | {p1,p2}/@.png | {table}.csv | path,label | {path},{label} | | . | {tables: one other}
 two tables, flat | @.png | {table}.csv | path,label | {path},{label} | | . | {tables: one other}
 copies of Windows | {cat,dog} (@).jpg | | | | | .
+folders, train alone | {a,b}/@.png | metadata.csv | file_name,label,split | {path},{folder},train | | .
+folders, metadata of splits | {a,b}/@.png | metadata.csv | file_name,label,split | {path},{folder},{value} | train train train test | .
+recurring names | images/ST{1,2,3}/@.jpg | labels.csv | station,file,species | {parent},{name},{label} | | .
+recurring names, images | images/ST{1,2,3}/@.jpg | labels.csv | station,file,species | {parent},{name},{label} | | images
+recurring names, table | images/ST{1,2,3}/@.jpg | labels.csv | station,file,species | {parent},{name},{label} | | labels.csv
+recurring names, no label's name | images/ST{1,2,3}/@.jpg | labels.csv | station,file,grade | {parent},{name},{label} | | labels.csv
+lists of both splits | {train,val}/@.jpg | {folder}_list.txt | | {path} {is_x} | | . | {dataset: folder}
+each column that may be the label | site{1,2,3}/@.jpg | images.csv | filename,location,class,species,common_name,class_id | \
+    {path},gs://x/{path},{value} | Mammalia,vulpes,Fox,0 Mammalia,capreolus,Deer,1 Aves,corone,Crow,2 | .
+# Groups
+column of groups | @.png | labels.csv | path,label,who | {path},{label},p{value} | 1 1 1 1 2 2 2 2 3 3 3 3 | labels.csv | {columns: {group: who}}
+patients in folders | ill/SOB/P-ill{1,2,3,4}/{40X,100X}/@.png & well/SOB/P-well{1,2,3,4}/{40X,100X}/@.png | | | | | .
+magnifications | {ill/duct,ill/lobe,well/fib,well/ade}/{40X,100X,200X}/@.png | | | | | .
+plates of both classes | {ill,well}/P{1,2,3,4,5,6}/@.png | | | | | .
+magnifications of both classes | {ill,well}/{40X,100X,200X,400X}/@.png | | | | | .
 # Well-known sets
 GTSRB | Train/{0,1,2,3}/@.png | Train.csv | Width,Height,ClassId,Path | 27,26,{parent},{path} | | .
 Food-101 | images/{pie,ramen}/@.jpg | classes.txt | | {parent} | | .
@@ -195,7 +210,7 @@ def readings(root):
         (folder / table).parent.mkdir(exist_ok=True)
         pandas.DataFrame({"id": range(30), "label": test_tables.LABELS}).to_csv(folder / table, index=False)
         yield f"images of {table} beside {folders}", options(folder / table)
-    for name, images, table, header, row, *rest in cells_of(TABLES)[1:]:
+    for name, images, table, header, row, *rest in cells_of(TABLES.replace("\\\n", ""))[1:]:
         values, path, more = [*rest, ""][:3]
         given = parse_value(more or "{}")
         folder = root / f"case {name}" / "R"

@@ -137,23 +137,12 @@ def test_a_column_with_parentheses_is_a_column(name, tmp_path):
             read_splits(options(tmp_path, dataset="csv", groups=wrong))
 
 
-@pytest.mark.parametrize("folders, number", [("P{1,2,3,4,5,6}", 6), ("{40X,100X,200X,400X}", 0)])
-def test_folders_in_each_class_folder_are_groups_as_plates_are_unless_they_are_few(folders, number, tmp_path):
-    given = options(tree(tmp_path / "R", f"{{ill,well}}/{folders}"), dataset="folder")
-    asked = typed(line_of(read_splits, given), given)[-1]
-    train, val = read_splits(asked)
-    assert train.class_names == ["ill", "well"]
-    assert (len({*train.groups}) + len({*val.groups}) if train.groups else 0) == number
-    assert bool(told(read_data(Wanted(asked, ("train", "val")), CPU).notes, "groups-of-several-classes")) == bool(
-        number
-    )
-    alone = read_splits(asked.changed(groups=None))[0].notes
-    assert [one.groups for note in told(alone, "DATA.GROUPS", "screen") for one in typed(note, given)] == (
-        [asked.groups] if number else []
-    )
-    below = options(tmp_path / "R/ill", dataset="folder", class_folders=True, groups=r"/(P\d+)/")
-    message = line_of(read_splits, below)  # the expression as it was typed, and a path in which it is searched
-    assert r"DATA.GROUPS /(P\d+)/:" in message
+def test_groups_of_several_classes_are_told_and_an_expression_is_shown_with_a_path(tmp_path):
+    tree(tmp_path / "R", "{ill,well}/P{1,2,3,4,5,6}")
+    given = options(tmp_path / "R", dataset="folder", class_folders=True, groups=r"/(P\d+)/")
+    assert told(read_data(Wanted(given, ("train", "val")), CPU).notes, "groups-of-several-classes")
+    message = line_of(read_splits, given.changed(data_path=str(tmp_path / "R/ill")))
+    assert r"DATA.GROUPS /(P\d+)/:" in message  # as it was typed, and a path in which it is searched
     assert re.search(r" '[P\d]+X?/0\.jpg'$", message)
 
 

@@ -1,33 +1,45 @@
 """DATA.LABELS: labels in paths; the advice in errors about images without class folders trains when it is typed."""
 
 import pytest
-from conftest import each_row, line_of, refused, told
-from source_helpers import classes_of, expand, groups_apart, options, read_splits, tree, typed
+from conftest import each_row, line_of, refused
+from source_helpers import classes_of, expand, names_of, options, read_splits, tree, typed
 
 from configs.yaml_io import parse_value
 from datasets.recognition import recognize_dataset
 from datasets.sources.folders.labels import without_masks
 
 NUMBERS = "{1,2,3,4,5,6,7,8}"
-# Files; DATA.LABELS; classes; images of train, val and perhaps test
-READ = f"""
-files | labels | classes | sizes
-{{Train,valid,test_set}}/{{a,b}}-{NUMBERS}.jpg | (\\w+)- | a b | 16 16 16
-x/{{train,test}}/{{a,b}}-{NUMBERS}.jpg | (\\w+)- | a b | 14 2 16
-{{gt,suv}}/{NUMBERS}.jpg | ^([^/]+)/ | gt suv | 14 2  # a class with the name of masks
-{{x,y}}/{{a,b}}_{NUMBERS}.jpg | (.)/(.) | x/a x/b y/a y/b | 28 4
-{{a,b}}_{NUMBERS}.jpg | (?P<class>.)_(\\d) | a b | 14 2
-{{1,2,10}}_{NUMBERS}.jpg | (\\d+)_ | 1 10 2 | 21 3
+# Files; DATA.LABELS or levels in DATA.COLUMNS; classes; images of train, val and perhaps test; groups
+READ = """
+files | labels | columns | classes | sizes | groups
+{Train,valid,test_set}/{a,b}-@.jpg | (\\w+)- | | a b | 16 16 16 |
+x/{train,test}/{a,b}-@.jpg | (\\w+)- | | a b | 14 2 16 |
+{gt,suv}/@.jpg | ^([^/]+)/ | | gt suv | 14 2 |  # a class with the name of masks
+{x,y}/{a,b}_@.jpg | (.)/(.) | | x/a x/b y/a y/b | 28 4 |
+{a,b}_@.jpg | (?P<class>.)_(\\d) | | a b | 14 2 |
+{1,2,10}_@.jpg | (\\d+)_ | | 1 10 2 | 21 3 |
+{a,b}/p{1,2,3,4}/@.jpg | | {label: 1, group: 2} | a b | 48 16 | 4
+{train,val}/{a,b}/p{1,2,3,4}/@.jpg | | {label: 1, group: 2} | a b | 64 64 | 4
+seg_train/{a,b}/p{1,2,3}/@.jpg | | {label: 1, group: 2} | a b | 32 16 | 3
+p{1,2,3,4}/{a,b}/@.jpg | | {label: 2, group: 1} | a b | 48 16 | 4
+p{1,2,3,4}/{train,test}/{a,b}/@.jpg | | {label: 2, group: 1} | a b | 48 16 64 | 4
+{train,val}/{c/{c1,c2},d/{d1,d2}}/@.jpg | | {label: 2} | c1 c2 d1 d2 | 32 32 |
+{a,b}/@.jpg {val,test}/{a,b}/x4.jpg | | {label: 1} | a b | 16 2 2 |  # train without a folder
+{a,b}/p{1,2,3,4}/@.jpg test_set/{a,b}/p5/@.jpg | | {label: 1, group: 2} | a b | 48 16 16 | 5
 """
 
 
 @each_row(READ)
-def test_labels_in_paths(files, labels, classes, sizes, tmp_path):
-    splits = read_splits(options(tree(tmp_path, files), labels=labels))
+def test_labels_in_paths(files, labels, columns, classes, sizes, groups, tmp_path):
+    """The level of splits has no number, so that the columns of a run fit its test data."""
+    root = tree(tmp_path / "R", *files.replace("@", NUMBERS).split())
+    splits = read_splits(options(root, labels=labels or None, columns=parse_value(columns or "{}")))
     assert splits[0].class_names == classes.split()
     assert [*map(len, splits)] == [*map(int, sizes.split())]
+    assert not any("test" in path for one in splits[:2] for path in names_of(one))
     for path, label in classes_of(*splits).items():
         assert label.rpartition("/")[2] in path
+    assert len({group for one in splits for group in one.groups or ()}) == int(groups or 0)
 
 
 def test_masks_beside_images_are_not_read():
@@ -111,45 +123,6 @@ def test_names_without_a_pattern_have_no_advice(files, tmp_path):
     assert not [one for one in typed(line_of(read_splits, given), given) if one.labels or one.columns]
 
 
-def test_the_groups_in_class_folders_are_named(tmp_path):
-    """As in BreaKHis: the screen names DATA.GROUPS, which keeps patients together."""
-    tree(tmp_path, "{ill/duct,ill/lobe,well/fib,well/ade}/{40X,100X,200X}/{1,2}.png")
-    assert not told(read_splits(options(tmp_path))[0].notes, "DATA.GROUPS")
-    patients = [f"{label}/SOB/type/P-{label}{number}" for label in ("ill", "well") for number in range(4)]
-    root = tree(tmp_path / "B", *(f"{one}/{{40X,100X}}/{{1,2}}.png" for one in patients))
-    given = options(root)
-    train, *_ = read_splits(given)
-    (note,) = told(train.notes, kind="screen")
-    (data,) = typed(note, given)
-    train, val = read_splits(data)
-    assert groups_apart(train, val) == (6, 2)
-
-
-LEVELS = """
-tree_of | columns | classes | groups
-{a,b}/p{1,2,3,4}/x{1,2}.jpg | {label: 1, group: 2} | a b | 4
-{train,val}/{a,b}/p{1,2,3,4}/x{1,2}.jpg | {label: 1, group: 2} | a b | 4
-seg_train/{a,b}/p{1,2,3}/x{1,2}.jpg | {label: 1, group: 2} | a b | 3
-p{1,2,3,4}/{a,b}/x{1,2}.jpg | {label: 2, group: 1} | a b | 4
-p{1,2,3,4}/{train,test}/{a,b}/x{1,2}.jpg | {label: 2, group: 1} | a b | 4
-{train,val}/{c/{c1,c2},d/{d1,d2}}/x{1,2}.jpg | {label: 2} | c1 c2 d1 d2 | 0
-{a,b}/x{1,2,3}.jpg {val,test}/{a,b}/x4.jpg | {label: 1} | a b | 0  # train without a folder
-{a,b}/p{1,2,3,4}/x{1,2}.jpg test_set/{a,b}/p5/x{1,2}.jpg | {label: 1, group: 2} | a b | 5
-"""
-
-
-@each_row(LEVELS)
-def test_levels_of_folders_are_columns(tree_of, columns, classes, groups, tmp_path):
-    """The level of splits has no number, so that the columns of a run fit its test data."""
-    splits = read_splits(options(tree(tmp_path / "R", *tree_of.split()), columns=parse_value(columns)))
-    assert splits[0].class_names == classes.split()
-    assert (len(splits) == 3) == ("test" in tree_of)
-    assert not any("test" in str(path) for path in [*splits[0].paths, *splits[1].paths])
-    for path, label in classes_of(*splits).items():
-        assert f"/{label}/" in f"/{path}"
-    assert len({group for one in splits for group in one.groups or ()}) == int(groups)
-
-
 def test_a_test_image_without_a_class_folder_is_named(tmp_path):
     root = tree(tmp_path, "{a,b}/x{1,2,3}.jpg", "test/{a,b}/x4.jpg", "test/x5.jpg")
     with refused("test/x5.jpg"):
@@ -169,11 +142,3 @@ def test_columns_of_another_kind_are_refused_and_those_of_a_run_are_left_out(tmp
         with refused(problem):
             read_splits(data)
         assert recognize_dataset(data, cpu, has_columns_of_run=True).columns is None
-
-
-def test_the_group_of_a_table_is_a_column(tmp_path):
-    tree(tmp_path, *(f"{n}.jpg" for n in range(24)))
-    rows = [f"{n}.jpg,{'ab'[n // 2 % 2]},p{n // 4}" for n in range(24)]
-    (tmp_path / "x.csv").write_text("\n".join(["path,label,who", *rows]))
-    splits = read_splits(options(tmp_path / "x.csv", columns={"group": "who"}))
-    assert sum(groups_apart(*splits)) == 6
