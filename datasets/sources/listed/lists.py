@@ -150,7 +150,7 @@ class Tables(Source):
             return without_labels(table.file, "has no column of labels")
         labels = {" ".join(_known_labels(target)) for target in rows.target_ids} - {""}
         first = next(iter(rows.target_ids), ())
-        if not labels or (table.label_kind == "number" and not first):  # perhaps the number of a path is no label
+        if not labels or (table.is_list and not first):  # perhaps the number of a path is no label
             return without_labels(table.file, "no row of the split test has a label")
         unknown = "-1|0" if len(rows.lines) >= 10 else "-1"  # so many are hardly all of class 0
         if len(labels) == 1 and re.fullmatch(rf"({unknown})(\.0*)?", labels.pop()):
@@ -195,20 +195,18 @@ def read_table(part: TableSplit, train_part: TableSplit, wanted: Wanted) -> Imag
     """
     table = part.table
     data = wanted.data
-    kind = table.label_kind
-    if kind == "number" and data.labels:
-        kind = "any"
+    is_list = table.is_list and not data.labels
     rows = part.rows
     if rows.unread:
         raise rows.unread
-    train_rows = rows if kind == "number" else train_part.rows
-    if kind == "any" and not data.multi_label:
+    train_rows = rows if is_list else train_part.rows
+    if not (is_list or data.multi_label):
         _refuse_several_labels(train_rows, data)
     labels_in = _reader_of_labels(train_rows, rows, data.multi_label)
     names_of = [labels_in(target) for target in rows.target_ids]
     in_train = {*chain.from_iterable(map(labels_in, train_rows.target_ids))}
     in_all = in_train.union(*names_of)
-    class_names, label_of, has_names = _find_classes(in_all, in_train, kind, train_rows.classes, wanted)
+    class_names, label_of, has_names = _find_classes(in_all, in_train, is_list, train_rows.classes, wanted)
     notes = [*rows.notes]
     problem = "is not a class number; number the classes from 0, or write names only"
     if has_names:
@@ -231,7 +229,7 @@ def read_table(part: TableSplit, train_part: TableSplit, wanted: Wanted) -> Imag
         of_ids = np.array([(*labels, -1)[0] for labels in labels_of], np.int64)
         option = without_empty(data, bool(train_rows.classes)).options
         no_label = f"has no label; fill it in, or read the others with -dataset=csv -opts {option}"
-        if kind == "number":
+        if is_list:
             no_label = "does not end with a class number; write a path, a space and a number from 0"
     findings += _find_wrong_labels(rows, names_of, labels_of, problem, no_label)
     if not rows.target_ids and not findings:
@@ -240,7 +238,7 @@ def read_table(part: TableSplit, train_part: TableSplit, wanted: Wanted) -> Imag
     lines = np.frombuffer(rows.lines, np.int32)
     arrays = _named_as_before(rows, train_rows, wanted.history) | {"targets": targets, "lines": lines}
     listing = ImageFiles(rows.root, class_names, arrays, rows.file, findings, notes, has_class_names=has_names)
-    return _with_repeated(listing, kind)
+    return _with_repeated(listing, is_list)
 
 
 def _named_as_before(rows: TableRows, train_rows: TableRows, history: History) -> dict[str, np.ndarray]:
@@ -386,15 +384,15 @@ def _one_per_image(rows: TableRows) -> list[str]:
 
 
 def _find_classes(
-    names: Set[str], in_train: Set[str], kind: str, classes: Sequence[str], wanted: Wanted
+    names: Set[str], in_train: Set[str], is_list: bool, classes: Sequence[str], wanted: Wanted
 ) -> tuple[list[str], dict[str, int], bool]:
     """The names of the classes, the label of each of `names`, and whether they are more than the labels.
 
-    in_train: the names in the training. kind: as `Table.label_kind`. Of any kind, they are numbers if most are. A whole
+    in_train: the names in the training, which are numbers if most are, or of a list. A whole
     number is '7' of '07' and '7.0'. Numbers are names of the classes of a checkpoint if all of these are numbers, else
     if those in the training are not 0, 1, 2, ...
     """
-    if kind == "number":
+    if is_list:
         wanted = Wanted(Data())
     elif classes or not _are_numbers(in_train, wanted):
         class_names = [*(classes or sorted(in_train))]
@@ -425,10 +423,10 @@ def _are_numbers(names: Collection[str], wanted: Wanted) -> bool:
     return 2 * sum(each) >= len(each)
 
 
-def _with_repeated(listing: ImageFiles, kind: str) -> ImageFiles:
+def _with_repeated(listing: ImageFiles, is_list: bool) -> ImageFiles:
     """An image with other labels in several rows has them all, or without several labels an error for each row.
 
-    A note counts rows that are there twice. kind: as `Table.label_kind`.
+    A note counts rows that are there twice. is_list: as of `Table`.
     """
     lines = listing.arrays["lines"]
     targets = listing.arrays["targets"]
@@ -439,7 +437,7 @@ def _with_repeated(listing: ImageFiles, kind: str) -> ImageFiles:
     again = []
     joined = []
     fix = "remove one"
-    if kind != "number":
+    if not is_list:
         fix = "-dataset=csv -opts DATA.MULTI_LABEL=true gives an image the labels of all its rows, or remove one"
     for path, (first, *others) in rows_of.items():
         differs = (targets[others] != targets[first]).any(tuple(range(1, targets.ndim)))

@@ -22,7 +22,7 @@ from datasets.sources.tables.cells import (
     may_be_cells,
     ways_on,
 )
-from datasets.sources.tables.files import FOLDERS, Cells, Layout, Table, TextList
+from datasets.sources.tables.files import FOLDERS, Cells, Layout, Table
 from datasets.sources.tables.places import Places
 from datasets.sources.tables.search import find_places, with_folder
 from utils.errors import UserError
@@ -78,7 +78,7 @@ def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
             "write the names of the columns above it, such as image_path and target"
         )
     given = dict[Any, Any](table.columns) | data.given_columns
-    if isinstance(table, TextList):  # which has no names of columns
+    if table.is_list:  # without names of columns
         given = {"split": None} if "split" in given else {}
     path = given.get("path")
     if not predicts:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from zipfile import is_zipfile
 
 from configs.yaml_io import shorten
@@ -106,11 +106,11 @@ class Layout:
 class Table:
     """A list of images. Iteration yields the number of a line, and the text in each column of it.
 
-    mistakes: the problem of each line that was not yielded. notes: lines for the log. label_kind: labels are class
-    numbers; any: their texts decide.
+    mistakes: the problem of each line that was not yielded. notes: lines for the log. is_list: labels are class
+    numbers; else their texts decide.
     """
 
-    label_kind: Literal["any", "number"] = "any"
+    is_list = False
     root: Path | None = None  # of the paths, if it is not the folder of the table
     columns: Mapping[str, str] = {}  # as DATA.COLUMNS, if the table names them
     classes: Mapping[str, tuple[str, ...]] = {}  # the names of all classes of a column, if the table has them
@@ -278,7 +278,7 @@ class TextList(Table):
     A line that begins with # is a comment, but for a name without spaces, such as #1.png.
     """
 
-    label_kind = "number"
+    is_list = True
 
     def __init__(self, file: Path) -> None:
         super().__init__(file, ("path", "label"))
