@@ -8,9 +8,9 @@ from pathlib import Path
 
 from configs.schema import Data
 from datasets.sources.listing import paths_in
-from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, word_in
+from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, split_of, word_in
 from datasets.sources.question import Question, on_all_rows
-from datasets.sources.samples import ImageFiles
+from datasets.sources.samples import ImageFiles, spread
 from datasets.sources.tables.files import Lines, Table, open_table, read_lines
 from datasets.sources.tables.places import mend
 from utils.errors import UserError
@@ -57,8 +57,15 @@ def is_camera_package(folder: Path) -> bool:
 
 def check_splits_beside(listing: ImageFiles, table: Table, data: Data) -> list[Note]:
     """A warning about lists of splits beside a table without splits, as test_list.txt. A table of splits of its images,
-    as eval_partition.csv, is a doubt of the table. More than 20 files are of images. listing: of the table.
+    as eval_partition.csv, is a doubt of the table, as are names with words of splits, train_1.jpg and test_1.jpg.
+    More than 20 files are of images. listing: of the table.
     """
+    names = listing.paths
+    words = {split_of(os.path.basename(names[index])) for index in spread(len(names), _MAX_LINES)}
+    if None not in words and len(words) > 1:
+        problem = "its images are of splits by their names"
+        fix = "write the split of each row (train, val, test) into a column split"
+        table.doubt = Question(f"{table.file}: {problem}; {fix}; or ", [on_all_rows(data)])
     root = table.file.parent
     found = (file for folder in (root, *paths_in(root, "*/")) for file in paths_in(folder, "*.[ct][sx][vt]"))
     files = [file for file in found if file.suffix != ".txt" or word_in(file.stem) in SPLIT_NAMES]

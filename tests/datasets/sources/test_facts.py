@@ -63,6 +63,7 @@ classes of deep splits | {control,test}/{train,val}/@.png | labels.csv | path,la
 folder and test | {a,test}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
 folders of test | {test,test2}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
 no test | {contest,valley}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
+names | {train,test}_@.png | labels.csv | path,label | {path},{label} | | labels.csv
 column and folders | {train,test}/@.png | labels.csv | path,label,split | {path},{label},{value} | val train train | labels.csv
 column of train, folder of test | {a,test}/@.png | labels.csv | path,label,split | {path},{label},train | | labels.csv
 column of folders | @.png | labels.csv | path,label,origin | {path},{label},{value} | train train test extra | labels.csv
