@@ -283,13 +283,14 @@ def details_of(run: RunContents) -> dict[str, str]:
     """Model, data, devices and environment, by name."""
     options = run.options
     model = run.fact(facts.Model)
+    path = options.get("DATA.DATA_PATH")
     environment = run.fact(facts.Environment) or facts.Environment("", {}, [])
     resumes = run.values["starts"] - 1
     details = {
         "Model": f"{options['MODEL.NAME']} ({options['MODEL.TYPE']})",
         "Size": model.size if model else "",
         "Initial weights": str(options["MODEL.PRETRAINED"] or options["MODEL.RESUME"] or "random"),
-        "Data set": ", ".join(filter(None, [options["DATA.DATASET"], options.get("DATA.DATA_PATH")])),
+        "Data set": f"{options['DATA.DATASET']}, {path}" if path else options["DATA.DATASET"],
     }
     kinds = {facts.TrainingData: "Data", facts.EvaluationData: "Data"}
     kinds |= {facts.Preprocessing: "Preprocessing", facts.Devices: "Devices", facts.ImagesRead: "Images"}

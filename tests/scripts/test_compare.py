@@ -50,6 +50,10 @@ def paired_hits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return new, old, np.array([f"g{group}" for group in groups])
 
 
+def limits_of(new: SampleResults, old: SampleResults, name: str = "top1") -> tuple[float, float]:
+    return paired_limits([new], [old], METRICS[name])(1)
+
+
 def results_of_hits(hits: np.ndarray) -> SampleResults:
     """Of two classes, 60% of the images are of the first one."""
     targets = (np.arange(len(hits)) % 5 > 2).astype(np.int64)
@@ -61,17 +65,17 @@ def test_the_interval_of_the_difference_is_the_one_of_scipy_and_statsmodels():
     """The paired t interval of top-1 and the loss; the figures are of tests/fixtures/paired_figures.py."""
     new, old, _ = paired_hits()
     pair = [results_of_hits(new), results_of_hits(old)]
-    found = paired_limits(*zip(pair), METRICS["top1"])(1)
+    found = limits_of(*pair)
     assert found == pytest.approx(SCIPY, abs=0.3)
     assert found == pytest.approx(STATSMODELS, abs=0.01)
     pair[0] = replace(pair[0], losses=np.random.default_rng(0).random(400).astype(np.float32))
     losses = ttest_rel(pair[1].losses, pair[0].losses).confidence_interval()
     factor = math.sqrt(400 / 399)  # denominators n, not n - 1
-    low, high = paired_limits(*zip(pair), METRICS["loss"])(1)
+    low, high = limits_of(*pair, "loss")
     assert factor * (high - low) == pytest.approx(losses.high - losses.low, rel=1e-6)
     assert (low + high) / 2 == pytest.approx(METRICS["loss"].gain(*pair))
     with refused("DATA.GROUPS"):
-        paired_limits([replace(pair[0], lacks_groups=True)], pair[1:], METRICS["loss"])
+        limits_of(replace(pair[0], lacks_groups=True), pair[1])
 
 
 def test_groups_of_a_paired_top1_are_left_out_one_by_one():
@@ -89,20 +93,20 @@ def test_groups_of_a_paired_top1_are_left_out_one_by_one():
     freedom = 2 * squares.sum() ** 2 / (len(squares) * squares.var())
     distance = t.ppf(0.975, min(freedom, kish - 1)) * np.sqrt(squares.sum())
     pair = (replace(results_of_hits(hits), groups=groups) for hits in (new, old))
-    found = paired_limits(*zip(pair), METRICS["top1"])(1)
+    found = limits_of(*pair)
     assert found == pytest.approx([gains.mean() - distance, gains.mean() + distance], rel=1e-6)
 
 
 def test_models_that_are_equal_on_few_images_may_differ():
     """The limits of Bonett and Price, with Student's t."""
     equal = results_of_hits(np.arange(400) < 380)
-    assert paired_limits([equal], [equal], METRICS["top1"])(1) == pytest.approx(EQUAL, abs=0.01)
+    assert limits_of(equal, equal) == pytest.approx(EQUAL, abs=0.01)
     grouped = replace(equal, groups=np.array([f"g{number // 8}" for number in range(400)]))
     expected = 100 * t.ppf(0.975, 49) * 2**0.5 / 52
-    assert paired_limits([grouped], [grouped], METRICS["top1"])(1)[1] == pytest.approx(expected)
-    low, high = paired_limits([equal], [equal], METRICS["min_recall"])(1)
+    assert limits_of(grouped, grouped)[1] == pytest.approx(expected)
+    low, high = limits_of(equal, equal, "min_recall")
     assert high == -low > 1.5
-    assert paired_limits([equal], [equal], METRICS["loss"])(1) == (0, 0)
+    assert limits_of(equal, equal, "loss") == (0, 0)
 
 
 @pytest.mark.parametrize("number", [1, 40])  # images, of one group
@@ -278,9 +282,14 @@ def grown(tmp_path_factory) -> tuple[Path, Path, Path, Path]:
     return data, old, new, other
 
 
-def compared(old: Path, new: Path, *words: str) -> int:
-    """The exit status."""
-    return compare.main([str(old), str(new), *words])
+@pytest.fixture
+def compared(capsys):
+    """The exit status, and what is printed."""
+
+    def run(old: Path, new: Path, *words: str) -> tuple[int, str]:
+        return compare.main([str(old), str(new), *words]), capsys.readouterr().out
+
+    return run
 
 
 def held_out_by(run: Path) -> set[str]:
@@ -300,23 +309,20 @@ def test_a_new_run_holds_out_the_old_list_and_a_part_of_the_new_images(grown):
         _split_as(config_for("-opts", "DATA.FOLDS=3", "DATA.FOLD=0"), before)
 
 
-def test_both_models_are_compared_on_images_that_neither_was_trained_on(grown, tmp_path, capsys):
+def test_both_models_are_compared_on_images_that_neither_was_trained_on(grown, tmp_path, compared):
     """The figures are those of -predict on these images."""
     data, old, _, other = grown
     unseen = sorted(held_out_by(old) & held_out_by(other))
     (tmp_path / "list.txt").write_text("\n".join(str(data / name) for name in unseen))
-    status = compared(old, other, "-margin=5")
-    text = capsys.readouterr().out
+    status, text = compared(old, other, "-margin=5")
     left_out = f"training images of NEW among them, left out: {24 - len(unseen)}"
     assert re.search(rf"Images: 24; {left_out} \(by content.* or by path\)", text)
     shutil.copy(other / "best.pth", tmp_path)
-    compared(old, tmp_path / "best.pth")
-    assert f"{left_out} (by path)" in capsys.readouterr().out
+    assert f"{left_out} (by path)" in compared(old, tmp_path / "best.pth")[1]
     state = torch.load(other / "best.pth", weights_only=True)
     torch.save({key: value for key, value in state.items() if key != "split"}, tmp_path / "best.pth")
     shutil.copy(other / IMAGES, tmp_path)
-    compared(old, tmp_path / "best.pth")
-    assert f"{left_out} (by content" in capsys.readouterr().out
+    assert f"{left_out} (by content" in compared(old, tmp_path / "best.pth")[1]
     figures = []
     for name, run in (("OLD", old), ("NEW", other)):
         run_here(f"-predict={tmp_path / 'list.txt'}", f"-resume={run}", f"-output={tmp_path / name}")
@@ -327,7 +333,7 @@ def test_both_models_are_compared_on_images_that_neither_was_trained_on(grown, t
     assert status in (0, 11)
 
 
-def test_images_count_as_trained_on_by_path_or_by_content(grown, tmp_path, capsys):
+def test_images_count_as_trained_on_by_path_or_by_content(grown, tmp_path, compared):
     """NEW was interrupted, and its table has few of its images: one is at hand under another name, others by theirs."""
     data, old, _, other = grown
     packed = gzip.decompress((other / IMAGES).read_bytes()).decode().splitlines()
@@ -340,26 +346,23 @@ def test_images_count_as_trained_on_by_path_or_by_content(grown, tmp_path, capsy
     lines = [line if line in (*trained[:1], packed[0]) else line.rpartition(",")[0] + "," for line in packed]
     (tmp_path / IMAGES).write_bytes(gzip.compress("\n".join([*lines, ""]).encode()))
     shutil.copy(other / "best.pth", tmp_path)
-    compared(old, tmp_path / "best.pth", f"-data_path={copies}", "-split=all")
-    text = capsys.readouterr().out
+    _, text = compared(old, tmp_path / "best.pth", f"-data_path={copies}", "-split=all")
     way = f"(by content, of which {tmp_path / IMAGES} has 1 of {len(trained)} or by path)"
     assert f"Images: 120; training images of NEW among them, left out: {len(trained)} {way}" in text
 
 
-def test_new_data_are_compared_without_the_images_that_a_model_was_trained_on(grown, tmp_path, capsys):
+def test_new_data_are_compared_without_the_images_that_a_model_was_trained_on(grown, tmp_path, compared):
     data, old, new, _ = grown
     add_images(tmp_path, range(200, 210))
     trained = next(name for name in (f"class0/{number:03}.png" for number in range(30)) if name not in held_out_by(old))
     shutil.copy(data / trained, tmp_path / "class0/999.png")
     with refused("-split=all"):
         compared(old, new, f"-data_path={tmp_path}")
-    compared(old, new, f"-data_path={tmp_path}", "-split=all")
-    assert (
-        "Images: 21; training images of OLD among them, left out: 1 (by content or by path)" in capsys.readouterr().out
-    )
+    _, text = compared(old, new, f"-data_path={tmp_path}", "-split=all")
+    assert "Images: 21; training images of OLD among them, left out: 1 (by content or by path)" in text
 
 
-def test_sensitivity_and_specificity_at_the_threshold_of_each_model_are_compared(grown, tmp_path, capsys):
+def test_sensitivity_and_specificity_at_the_threshold_of_each_model_are_compared(grown, tmp_path, compared):
     """The figures are those of the decisions of -predict; the figure that is worse decides on the status."""
     data, old, new, _ = grown
     (tmp_path / "list.txt").write_text("\n".join(str(data / name) for name in sorted(held_out_by(old))))
@@ -369,22 +372,21 @@ def test_sensitivity_and_specificity_at_the_threshold_of_each_model_are_compared
         rows = [*csv.DictReader((tmp_path / run.name / "predictions.csv").open())]
         is_right = {name: [row["decision"] == name for row in rows if name in row["path"]] for name in CLASSES}
         shares.append({name: 100 * np.mean(right) for name, right in is_right.items()})
-    capsys.readouterr()
-    compared(old, new, POINT)
-    text = capsys.readouterr().out
+    _, text = compared(old, new, POINT)
     for name, title in zip(CLASSES, ("specificity", "sensitivity"), strict=True):
         assert f"OLD: {title} of class1 {shares[0][name]:.2f}%" in text
         assert f"NEW: {title} of class1 {shares[1][name]:.2f}%" in text
         assert f"{shares[1][name] - shares[0][name]:+.4g}," in text
-    assert compared(new, new, POINT, "-margin=5") == 11  # half of the images are of a class: t * sqrt(2) / (n + 2)
+    status, text = compared(new, new, POINT, "-margin=5")  # half of the images are of a class: t * sqrt(2) / (n + 2)
     needed = next(n for n in range(48, 200) if 100 * t.ppf(0.975, n / 2 - 1) * 2**0.5 / (n / 2 + 2) < 5)
-    assert capsys.readouterr().out.count(f" {needed} images like these") == 2
+    assert (status, text.count(f" {needed} images like these")) == (11, 2)
     state = torch.load(new / "best.pth", weights_only=True)
     (key,) = (key for key in state if "operating_point" in key)
     for threshold, title in ((-99.0, "specificity"), (99.0, "sensitivity")):  # that all images reach, or none
         torch.save(state | {key: state[key] | {"threshold": threshold}}, tmp_path / "other.pth")
-        assert compared(new, tmp_path / "other.pth", POINT) == 10
-        assert f"NEW: {title} of class1 0.00%" in capsys.readouterr().out
+        status, text = compared(new, tmp_path / "other.pth", POINT)
+        assert status == 10
+        assert f"NEW: {title} of class1 0.00%" in text
     torch.save(
         state | {key: state[key] | {"threshold": None}}, tmp_path / "other.pth"
     )  # its images cannot reach the goal
@@ -395,19 +397,28 @@ def test_sensitivity_and_specificity_at_the_threshold_of_each_model_are_compared
         compared(new, tmp_path / "none.pth", POINT)
 
 
-def test_settings_of_a_sweep_are_compared_over_their_seeds(grown, tmp_path, capsys):
-    """Of three equal seeds the difference of the pair, with Student's t of two degrees."""
+def test_settings_of_a_sweep_are_compared_over_their_seeds(grown, tmp_path, compared, monkeypatch):
+    """Of three equal seeds the difference of the pair, with Student's t of two degrees. One model after the other is in
+    memory."""
     _, old, new, _ = grown
-    assert compared(old, new, "-metric=loss") == 0
-    difference = re.search(r"Difference, .*?,", capsys.readouterr().out)[0]
+    difference = re.search(r"Difference, .*?,", compared(old, new, "-metric=loss")[1])[0]
+    models = []
+
+    def build(*arguments):
+        assert not any(model() for model in models)
+        session = build_evaluation_session(*arguments)
+        models.append(weakref.ref(session.model))
+        return session
+
+    monkeypatch.setattr(compare, "build_evaluation_session", build)
     for value, run in (("1", old), ("2", new)):
         for seed in (4, 5, 6):
             folder = shutil.copytree(run, tmp_path / f"sweep/LR={value},SEED={seed}-20260101-12-00")
             config = (folder / "config.yaml").read_text()
             (folder / "config.yaml").write_text(re.sub(r"(?m)^SEED: .*", f"SEED: {seed}", config))
     sweep = tmp_path / "sweep"
-    assert compared(sweep / "LR=1", sweep / "LR=2", "-metric=loss") == 0
-    text = capsys.readouterr().out
+    status, text = compared(sweep / "LR=1", sweep / "LR=2", "-metric=loss")
+    assert (status, len(models)) == (0, 6)
     assert difference in text
     assert "mean of 3 seeds, deviation 0" in text
     with refused("TRAIN.BASE_LR"):
@@ -418,58 +429,34 @@ def test_settings_of_a_sweep_are_compared_over_their_seeds(grown, tmp_path, caps
         compared(sweep / "LR=1", sweep / "LR=2", POINT)
 
 
-def test_one_goal_needs_no_threshold_in_the_weights(grown, capsys):
-    _, old, new, _ = grown
-    goal = ["-opts", "EVAL.OPERATING_POINT={class: class0, sensitivity: 0.7}"]
-    assert compared(old, new, *goal) == 0
-    text = capsys.readouterr().out
-    assert "specificity of class0 at 70% sensitivity" in text
-    assert "choose both thresholds" in text
-
-
-def test_test_images_are_advised_only_where_the_run_has_some(grown, tmp_path, capsys):
+def test_test_images_are_advised_only_where_the_run_has_some(grown, tmp_path, compared):
     """And the advice works: the figures are those of the run."""
     _, old, *_ = grown
-    compared(old, old)
-    text = capsys.readouterr().out
+    _, text = compared(old, old)
     assert "thresholds of OLD and NEW" in text
-    assert "too good" in text
     assert "-split=test" not in text
     for split, names in (("train", range(8)), ("val", range(8, 12)), ("test", range(12, 18))):
         add_images(tmp_path / "data" / split, names)
     argv = ["-dataset=folder", f"-data_path={tmp_path / 'data'}", "-batch_size=8", f"-output={tmp_path}"]
     run = train([*argv, "-opts", *TINY_VIT, "MODEL.NUM_CLASSES=2", "TRAIN.NUM_EPOCHS=1"])
-    compared(run, run)
-    assert "-split=test" in capsys.readouterr().out
-    compared(run, run, "-split=test")
-    text = capsys.readouterr().out
+    assert "-split=test" in compared(run, run)[1]
+    _, text = compared(run, run, "-split=test")
     top1 = json.loads((run / "run.json").read_text())["result"]["test"]["top1"]
     assert "Compared: 12 images" in text
     assert f"OLD: top-1 {top1:.2f}%" in text
     assert "too good" not in text
 
 
-def test_one_model_after_the_other_is_in_memory(grown, monkeypatch):
+def test_the_status_is_the_one_of_a_cron_job(grown, tmp_path, compared):
     _, old, new, _ = grown
-    models = []
-
-    def build(*arguments):
-        assert not any(model() for model in models)
-        session = build_evaluation_session(*arguments)
-        models.append(weakref.ref(session.model))
-        return session
-
-    monkeypatch.setattr(compare, "build_evaluation_session", build)
-    compared(old, new)
-    assert len(models) == 2
-
-
-def test_the_status_is_the_one_of_a_cron_job(grown, tmp_path, capsys):
-    _, old, new, _ = grown
-    assert compared(old, new) == 0
-    assert "NEW among them, left out: 0" in capsys.readouterr().out  # none: NEW was trained with -held_out
-    assert compared(new, old, "-metric=loss") == 10
-    assert compared(new, new, "-metric=balanced_accuracy") == 11
+    status, text = compared(old, new)
+    assert status == 0
+    assert "NEW among them, left out: 0" in text  # none: NEW was trained with -held_out
+    assert compared(new, old, "-metric=loss")[0] == 10
+    assert compared(new, new, "-metric=balanced_accuracy")[0] == 11
+    status, text = compared(old, new, "-opts", "EVAL.OPERATING_POINT={class: class0, sensitivity: 0.7}")
+    assert status == 0
+    assert "specificity of class0 at 70% sensitivity" in text
     state = torch.load(new / "best.pth", weights_only=True)
     torch.save(state | {"class_names": ["a", "class1"]}, tmp_path / "a.pth")
     with refused("'class0'"):

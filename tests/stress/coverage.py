@@ -263,13 +263,11 @@ def measure(cell: Cell, draws: int) -> dict[str, Coverage]:
         for metric in metrics:
             if metric is AT_GOAL:
                 interval = limits_at_goal(new, others[0], POINT)[1](1)
-                figures[metric.name].append(metric.gain(new, others[0]))
-            elif cell.is_paired:
+            elif others:
                 interval = paired_limits([new], others, metric)(1)
-                figures[metric.name].append(metric.gain(new, others[0]))
             else:
                 interval = confidence_interval(new, metric)[0]
-                figures[metric.name].append(metric.compute(new))
+            figures[metric.name].append(metric.gain(new, others[0]) if others else metric.compute(new))
             if interval:
                 limits[metric.name].append(tuple(interval))
     found = {}

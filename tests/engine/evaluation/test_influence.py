@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.optimize import brentq
 from scipy.stats import beta, binomtest, t
 
 from datasets.sources.samples import UNKNOWN
@@ -34,19 +33,17 @@ def test_the_quantiles_are_those_of_scipy():
 
 def test_the_limits_of_newcombe_solve_his_equation():
     """Method 5: the areas whose standard error by Hanley and McNeil, with equal numbers, times 1.96 is the distance."""
-    area = 0.9
-    own = 12
-    others = 230
-
-    def excess(theta: float) -> float:
+    own = np.array([12])
+    others = np.array([230])
+    for theta in newcombe(np.array([0.9]), own, others):
         half = (own + others) / 2 - 1
         spread = 1 + half * (1 - theta) / (2 - theta) + half * theta / (1 + theta)
-        return (area - theta) ** 2 - 1.96**2 * theta * (1 - theta) * spread / (own * others)
-
-    low, high = newcombe(np.array([area]), np.array([own]), np.array([others]))
-    assert low[0] == pytest.approx(brentq(excess, 0.01, area), abs=1e-8)
-    assert high[0] == pytest.approx(brentq(excess, area, 0.9999), abs=1e-8)
-    assert newcombe(np.ones(1), np.array([10]), np.array([190]))[1] == 1
+        error = np.sqrt(theta * (1 - theta) * spread / (own * others))
+        assert 1.96 * error == pytest.approx(abs(0.9 - theta), abs=1e-8)
+    low, high = newcombe(np.array([0.9, 1]), own, others)
+    assert (low < [0.9, 1]).all()
+    assert high[0] > 0.9
+    assert high[1] == 1
 
 
 def drawn(generator: np.random.Generator, shape: tuple[int, int], several: bool) -> SampleResults:
@@ -133,12 +130,8 @@ def test_the_limits_of_classes_are_wilsons_and_newcombes():
     assert all(np.isnan(values[3]) for values in found.values())
     groups = np.append(np.arange(100) // 4, [99, 99]).astype(str)
     grouped = limits_of_classes(replace(results, groups=groups), columns)
-    # groups
-    p = 52 / 60
-    n = 15
-    variance = np.sum((n / (n - 1) * np.append(np.full(2, p), np.full(13, 1 - p)) / n) ** 2)
-    effective = p * (1 - p) / variance * (1.96 / t.ppf(0.975, n - 1)) ** 2
-    assert grouped["recall_low"][0] == pytest.approx(100 * wilson(p, effective)[0])
+    effective = 14**2 / 15 * (1.96 / t.ppf(0.975, 14)) ** 2  # of 15 equal groups, two of which are wrong
+    assert grouped["recall_low"][0] == pytest.approx(100 * wilson(52 / 60, effective)[0])
     assert grouped["recall_low"][2] < found["recall_low"][2]  # one group
     unknown = limits_of_classes(replace(results, lacks_groups=True), columns)
     assert all(np.isnan(values).all() for values in unknown.values())

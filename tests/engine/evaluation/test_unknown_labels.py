@@ -26,12 +26,12 @@ C = 4
 NAMES = ["ant", "bee", "cat", "dog"]
 
 
-@fixture
-def unknown() -> SampleResults:
+@fixture(params=[1, 5], ids=["ties", "no ties"])
+def unknown(request) -> SampleResults:
     """A third of the cells is unknown: of the last label all, of ten samples all; three samples are unreadable."""
     generator = seeded(0)
     targets = (torch.rand((N, C), generator=generator) < 0.3).to(torch.int8)
-    logits = targets + torch.randn((N, C), generator=generator)
+    logits = (targets + torch.randn((N, C), generator=generator)).round(decimals=request.param)
     targets[torch.rand((N, C), generator=generator) < 0.33] = UNKNOWN
     targets[:, 3] = UNKNOWN
     targets[20:30] = UNKNOWN
