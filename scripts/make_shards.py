@@ -89,7 +89,8 @@ def main(argv: list[str]) -> int:
     data = parse_command_line([*rest, "-opts", "DATA.BATCH_SIZE=1"]).config.data
     without_gpu = single_process("cpu")
     data = recognize_dataset(data, without_gpu)
-    wanted = Wanted(data, ("train", "val"), num_classes=_ANY_NUM_CLASSES, is_new=True, with_test=True)
+    number = None if data.multi_label else _ANY_NUM_CLASSES  # several labels have a column for each class
+    wanted = Wanted(data, ("train", "val"), num_classes=number, is_new=True, with_test=True)
     read = read_data(wanted, without_gpu)
     splits = {}
     for name, samples in read.splits.items():

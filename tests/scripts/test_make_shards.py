@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -219,7 +220,11 @@ def test_several_labels_are_written_and_read_as_in_their_table(tmp_path, cpu):
 
     expected = read("csv", root)
     assert expected["train1"] == (["cat", "dog", "emu"], [0, 0, 0])
+    tracemalloc.start()
     output = write(root, "shards", "DATA.MULTI_LABEL=true", dataset="csv")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**24  # a column for each class, not for each number that a label can have
     assert read("tar", output) == expected
     with tarfile.open(output / "train-000000.tar") as tar:
         assert json.load(tar.extractfile("train3.json")) == {"labels": [0, 1, 2]}
