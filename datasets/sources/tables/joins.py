@@ -19,8 +19,7 @@ from utils.notes import Note
 TWO_TABLES = "docs/data.md#joined-tables makes one table"
 _MAX_LINES = 1000  # of a file beside a table
 _FEWEST = 10  # images that it names, of a longer one
-_OF_SPLITS = re.compile(r'(?i)[\w "]*(split|partition)[\w "]*\n?')
-_QUOTES = ' "\n'
+_OF_SPLITS = re.compile(r"(?i)[\w ]*(split|partition)[\w ]*")
 
 
 class FolderAndName(Table):
@@ -56,9 +55,10 @@ def is_camera_package(folder: Path) -> bool:
 
 
 def check_splits_beside(listing: ImageFiles, table: Table, data: Data) -> list[Note]:
-    """A warning about lists of splits beside a table without splits, as test_list.txt. A table of splits of its images,
-    as eval_partition.csv, is a doubt of the table, as are names with words of splits, train_1.jpg and test_1.jpg.
-    More than 20 files are of images. listing: of the table.
+    """A warning about lists of splits beside a table without splits, as test_list.txt.
+
+    Doubts of the table: names with words of splits, train_1.jpg and test_1.jpg; a table of splits of its images, as
+    eval_partition.csv. More than 20 files are of images. listing: of the table.
     """
     names = listing.paths
     words = {split_of(os.path.basename(names[index])) for index in spread(len(names), _MAX_LINES)}
@@ -67,15 +67,16 @@ def check_splits_beside(listing: ImageFiles, table: Table, data: Data) -> list[N
         fix = "write the split of each row (train, val, test) into a column split"
         table.doubt = Question(f"{table.file}: {problem}; {fix}; or ", [on_all_rows(data)])
     root = table.file.parent
-    found = (file for folder in (root, *paths_in(root, "*/")) for file in paths_in(folder, "*.[ct][sx][vt]"))
-    files = [file for file in found if file.suffix != ".txt" or word_in(file.stem) in SPLIT_NAMES]
+    found = [file for folder in (root, *paths_in(root, "*/")) for file in paths_in(folder, "*.[ct][sx][vt]")]
+    lists = {file for file in found if word_in(file.stem) in SPLIT_NAMES}
+    files = [file for file in found if file != table.file and (file in lists or file.suffix != ".txt")]
     stems = set[str]()
-    lists = []
+    shown = []
     for file in files if len(files) <= 20 else ():
         others, is_table = _columns_beside(file)
-        if file == table.file or not (is_table or word_in(file.stem) in SPLIT_NAMES):
+        if not (is_table or file in lists):
             continue
-        stems = stems or {*map(_stem, listing.paths)}
+        stems = stems or {*map(_stem, names)}
         named = stems.intersection(map(_stem, chain(*others)))
         if len(named) < min([_FEWEST, *(len(column) - is_table for column in others)]):
             continue
@@ -84,17 +85,18 @@ def check_splits_beside(listing: ImageFiles, table: Table, data: Data) -> list[N
             way = on_all_rows(data, f", without the splits in {file} ({TWO_TABLES} of both)")
             table.doubt = Question(f"{table.file}: {problem}; or ", [way])
         elif named:
-            lists.append(str(file))
+            shown.append(str(file))
     fix = "docs/data.md#lists-of-splits-beside-a-table makes a column of them"
-    text = f"{table.file}: lists of splits are not read: {', '.join(lists)}; {fix}"
-    return [Note("warning", text)] if lists else []
+    text = f"{table.file}: lists of splits are not read: {', '.join(shown)}; {fix}"
+    return [Note("warning", text)] if shown else []
 
 
 def _columns_beside(file: Path) -> tuple[list[tuple[str, ...]], bool]:
     """The first cells of the columns of a file but those of splits, and whether it has one of these."""
     lines = list[list[str]]()
     with suppress(UserError):  # it cannot be read
-        lines += (re.split(r"[,;|\t]", line) for line in islice(read_lines(file), _MAX_LINES))
+        for line in islice(read_lines(file), _MAX_LINES):
+            lines.append([cell.strip(' "\n') for cell in re.split(r"[,;|\t]", line)])
     columns = [*zip_longest(*lines, fillvalue="")]
     others = [column for column in columns if not _are_splits(*column)]
     return others, len(others) < len(columns)
@@ -102,9 +104,9 @@ def _columns_beside(file: Path) -> tuple[list[tuple[str, ...]], bool]:
 
 def _are_splits(name: str, *values: str) -> bool:
     """Whether a column of a table, or of a part, is of splits by its name, or by the words in it."""
-    words = {value.strip(_QUOTES).lower() for value in values}
+    words = {value.lower() for value in values}
     return _OF_SPLITS.fullmatch(name) is not None or (bool(words) and words <= SPLIT_WORDS.keys())
 
 
 def _stem(path: str) -> str:
-    return os.path.splitext(os.path.basename(mend(path.strip(_QUOTES))))[0]
+    return os.path.splitext(os.path.basename(mend(path)))[0]
