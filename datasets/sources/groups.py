@@ -251,9 +251,9 @@ def _find_groups(listing: ImageFiles, data: Data, given: str) -> PackedStrings:
         if given in columns:
             changes = {**data.given_columns, "label": given, "cells": {}}
             return _groups_in(listing, table, data.image_root, changes, data)
-    beside = [] if listing.file or "(" in given else _groups_beside(listing, data, given)
+    beside = None if listing.file or "(" in given else _groups_beside(listing, data, given)
     if beside:
-        return max(beside, key=_number_named)
+        return beside
     if "(" in given:
         if problem := problem_of_expression(given):
             raise UserError(f"DATA.GROUPS {problem}")
@@ -272,15 +272,11 @@ def _find_groups(listing: ImageFiles, data: Data, given: str) -> PackedStrings:
     raise UserError(f"DATA.GROUPS {given} is unknown in {place}{did_you_mean(given, columns) or fix}")
 
 
-def _groups_beside(listing: ImageFiles, data: Data, column: str) -> list[PackedStrings]:
-    """The groups by each table beside class folders that names images and has a column."""
+def _groups_beside(listing: ImageFiles, data: Data, column: str) -> PackedStrings | None:
+    """The groups by the table beside class folders that has a column, and names most images."""
     tables = [table for table in _tables_beside(listing, data) if column in table.header]
-    found = (_groups_in_column(listing, table, data, column) for table in tables)
-    return [groups for groups in found if groups]
-
-
-def _number_named(groups: PackedStrings) -> int:
-    return int(np.count_nonzero(np.diff(groups.ends, prepend=0)))
+    found = filter(None, (_groups_in_column(listing, table, data, column) for table in tables))
+    return max(found, key=lambda groups: np.count_nonzero(np.diff(groups.ends, prepend=0)), default=None)
 
 
 def _tables_beside(listing: ImageFiles, data: Data) -> Iterator[Table]:

@@ -351,7 +351,7 @@ def _other_data(root: Path, images: Sequence[str]) -> list[Way]:
     move = Way("move the images of each class into one folder (docs/data.md#labels-of-folders)")
     public = Way("-dataset=torchvision/NAME reads public data sets")
     if not lists:
-        return [Way(f"{move.text}; {public.text}")]
+        return [move, public]
     names = f"not read: {', '.join(map(str, lists[:_MAX_SHOWN]))}; if the labels are in it, "
     answer = _folders(lists[0], dataset="csv")
     if lists[0].suffix.lower() not in TABLE_SUFFIXES:
@@ -449,7 +449,7 @@ def _expressions(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:
     """
     if all(map(IN_LETTERS.match, paths)):
         yield r"(?:^|/)[^/]/([^/]+)/(?:([^/]+)/)?", 0
-    folders = [path.split("/")[:-1] for path in paths]
+    folders = {(*path.split("/")[:-1],) for path in paths}
     for level in reversed(range(min(map(len, folders), default=0))):
         parents = defaultdict(set)
         for parts in folders:

@@ -1,6 +1,5 @@
 """Tables and lists beside folders; classes one level too high: each advice trains on what it names when it is typed."""
 
-import json
 import re
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from utils.errors import UserError
 
 PATIENTS = [f"p{patient}/{number}.jpg" for patient in "abcdef" for number in range(4)]
 LABELS = ["benign", "malignant"] * 12
-SPLIT = [f"Image/aligned/{'train' if number < 8 else 'test'}_{number:03}_aligned.jpg" for number in range(12)]
 IMAGES = {
     "patients": PATIENTS,
     "train": [f"train/{path}" for path in PATIENTS],
@@ -94,20 +92,6 @@ def test_a_table_that_adds_nothing_is_not_mentioned(name, table, header, row, tm
     assert not [note for note in train.notes if note.kind != "log"]
 
 
-@pytest.mark.parametrize(
-    "images, files",
-    [
-        (SPLIT, {"Label/list.txt": "train_000.jpg 1\ntrain_001.jpg 2\n"}),
-        ([f"images/PAT{n // 2}_{n}.png" for n in range(9)], {}),
-    ],
-)
-def test_no_advice_trains_on_splits_or_patients(images, files, tmp_path):
-    given = write(tmp_path, images, files)
-    message = line_of(read_splits, given)
-    assert not [one for one in typed(message, given) if one.labels or one.columns or one.class_folders]
-    assert all(f"not read: {tmp_path / file}" in message for file in files)
-
-
 ORGANS = "{colon/colon_{aca,n},lung/lung_{aca,n,scc}}"
 # The tree, with images named after their class; the number of classes that the question gives
 INNER = f"""
@@ -115,7 +99,6 @@ name | parts | number
 organs | {{train,val}}/{ORGANS} | 5
 LC25000 | {ORGANS} | 5
 HyperKvasir | {{lower/{{pathological/{{polyps,haem}},landmarks/{{cecum,ileum}}}},upper/landmarks/{{pylorus,z}}}} | 6
-iNaturalist 2018 | train_val2018/{{Aves/{{200,202}},Plantae/{{201,203}}}} | 4
 hospitals | {{Bonn,Ulm}}/{{ill,well}} | 2
 patients | {{ill/{{p1,p2}},well/{{p3,p4}}}} |
 """
@@ -126,12 +109,9 @@ def test_classes_in_the_folders_of_folders(name, parts, number, tmp_path):
     """A question on the screen, or an error, has the expression, counted from DATA_PATH."""
     images = [f"{folder}/{folder.replace('/', '_')}_{place}.jpg" for folder in expand(parts) for place in range(4)]
     given = write(tmp_path, images)
-    if name == "iNaturalist 2018":
-        (tmp_path / "train2018.json").write_text(json.dumps({"images": [{"file_name": image} for image in images]}))
     try:
         train, *_ = read_splits(given)
         (text,) = told(train.notes, kind="screen")
-        assert ("train2018.json" in str([*map(str, train.notes)])) == (name == "iNaturalist 2018")
     except UserError as error:
         text = str(error)
     advised = [one for one in typed(text, given) if one.labels or one.columns]

@@ -119,6 +119,8 @@ patients in folders | ill/SOB/P-ill{1,2,3,4}/{40X,100X}/@.png & well/SOB/P-well{
 magnifications | {ill/duct,ill/lobe,well/fib,well/ade}/{40X,100X,200X}/@.png | | | | | .
 plates of both classes | {ill,well}/P{1,2,3,4,5,6}/@.png | | | | | .
 magnifications of both classes | {ill,well}/{40X,100X,200X,400X}/@.png | | | | | .
+patients in names | images/PAT{0,1,2,3}_{0,1,2}.png | | | | | .
+iNaturalist 2018 | train_val2018/{Aves/{200,202},Plantae/{201,203}}/@.jpg | train2018.json | | "{path}", | | .
 # Well-known sets
 GTSRB | Train/{0,1,2,3}/@.png | Train.csv | Width,Height,ClassId,Path | 27,26,{parent},{path} | | .
 Food-101 | images/{pie,ramen}/@.jpg | classes.txt | | {parent} | | .
@@ -177,7 +179,6 @@ def readings(root):
     for group, rows in (
         ("tree", TRAINED),
         ("tree", REFUSED),
-        ("set", test_known_sets.TREES),
         ("labels", test_labels.ADVISED),
         ("inner", test_beside.INNER),
     ):

@@ -5,9 +5,9 @@ import re
 
 import numpy as np
 import pytest
-from conftest import ROOT, each_row, line_of, told
+from conftest import code_of, line_of, told
 from PIL import Image
-from source_helpers import classes_of, expand, groups_apart, options, read_splits, tree, typed
+from source_helpers import classes_of, groups_apart, options, read_splits, tree, typed
 
 from utils.errors import UserError
 
@@ -96,36 +96,6 @@ def test_each_command_reads_the_published_labels(name, tmp_path):
         assert label == expected[number]
 
 
-PATIENTS = "p10000{1,2,3}/s50{1,2,3,4}"
-# The tree; what the commands of its error may be, and the classes that DATA.LABELS reads
-TREES = """
-name | parts | labels
-MIMIC-CXR | files/p10/p10000{1,2,3,4}/s5{1,2} |
-Camelyon17 | patches/patient_00{1,2,3,4}_node_0 |
-BigEarthNet | {S2_1_45/S2_1_45,S2_2_46/S2_2_46,S2_3_47/S2_3_47,S2_4_48/S2_4_48}_{B01,B02,B8A}.jpg |
-KolektorSDD | kos{01,02,03,04,05,06,07,08,09}/{Part0,Part1}{,_label}.jpg |
-RxRx1 | Plate{1,2,3,4}/{B02,B03}_s{1,2}_w{1,2,3}.png |
-RxRx1, all | HEPG2-{01,02,03,04,05}/Plate{1,2}/{B02,B03}_s1_w{1,2}.png |
-SUN397 | {a/abbey,a/apse/indoor,b/bar,c/church/indoor,c/church/out} | abbey apse/indoor bar church/indoor church/out
-"""
-
-
-@each_row(TREES)
-def test_no_command_trains_on_patients_or_letters(name, parts, labels, tmp_path):
-    tree(tmp_path, *expand(parts))
-    given = options(tmp_path, dataset="folder")
-    ways = [one for one in typed(line_of(read_splits, given), given) if not one.dataset.startswith("torchvision")]
-    read = [read_splits(one)[0].class_names for one in ways if not one.class_folders]
-    assert read == ([labels.split()] if labels else [])
-
-
-@pytest.mark.parametrize("word", ["class", "Grade_", "type "])
-def test_numbered_classes_are_classes_also_of_few_images(word, tmp_path):
-    tree(tmp_path, *expand(f"{word}{{1,2,3,4,5}}/{{a,b}}.jpg"))
-    (train, *_) = read_splits(options(tmp_path, dataset="folder"))
-    assert train.class_names == [f"{word}{number}" for number in range(1, 6)]
-
-
 PARTS = ["train", "train", "train", "validate", "id_test", "test"]
 
 
@@ -184,21 +154,6 @@ def test_rows_of_absent_labels_are_refused(number, tmp_path):
     assert read_splits(given)[0].class_names == ["0", "1"]  # of a person or a model
 
 
-def test_official_splits_by_number_are_named(tmp_path):
-    write(
-        tmp_path,
-        [f"{label}/{n}.jpg" for label in "xyz" for n in range(4)],
-        **{"train_test_split.txt": ("", lambda n: f"{n} 1")},
-    )
-    assert told(read_splits(options(tmp_path, dataset="folder"))[0].notes, "train_test_split.txt", "warning")
-
-
-def code_of(heading):
-    return re.search(
-        rf"### {heading}\n[^`]*(?:`[^`]+`[^`]*)*```python\n(.*?)```", (ROOT / "docs/data.md").read_text(), re.S
-    )[1]
-
-
 SLIDES = [f"TCGA-{name}" for name in ("A1", "3F", "XX", "B7", "Q0", "9Z")]
 
 
@@ -216,7 +171,7 @@ def test_a_table_of_slides_beside_their_folders_is_a_question(place, tmp_path, m
     (folders,) = typed(message, given)
     assert read_splits(folders)[0].class_names == sorted(SLIDES)
     if place == ".":
-        exec(code_of("Labels of folders"), {})
+        exec(code_of("docs/data.md", "Labels of folders"), {})
         splits = read_splits(options(tmp_path / "DIR/images.csv", groups="slide"))
         groups_apart(*splits)
         expected = {f"{slide}/{n}.png": KINDS[place % 2] for place, slide in enumerate(SLIDES) for n in range(4)}
@@ -231,19 +186,6 @@ def test_names_of_the_folders_in_a_table_are_no_question(names, tmp_path):
     assert len(read_splits(options(tmp_path, dataset="folder"))[0].class_names) == 3
 
 
-def test_numbered_classes_of_more_images_train(tmp_path):
-    tree(tmp_path, "class{1,2,3,4}/img_{1,2,3,4,5}.jpg")
-    assert len(read_splits(options(tmp_path, dataset="folder"))[0].class_names) == 4
-
-
-def test_variants_in_one_folder_are_a_choice_of_one(tmp_path):
-    """PlantVillage: three variants of each leaf would be on both sides of a split."""
-    tree(tmp_path, "raw/{color,grayscale,segmented}/{apple,corn}")
-    given = options(tmp_path, dataset="folder")
-    one, *_ = typed(line_of(read_splits, given), given)
-    assert [*map(len, read_splits(one))] == [6, 2]
-
-
 def test_lists_of_splits_become_a_table(tmp_path, monkeypatch):
     """Food-101: the code of the docs keeps the official test images."""
     monkeypatch.chdir(tmp_path)
@@ -252,7 +194,7 @@ def test_lists_of_splits_become_a_table(tmp_path, monkeypatch):
         lines = [f"{label}/{n}" for label in ("apple_pie", "waffles") for n in numbers]
         (tmp_path / f"DIR/meta/{split}.txt").write_text("\n".join(lines))
     assert told(read_splits(options(tmp_path / "DIR/images"))[0].notes, "docs/data.md#lists-of-splits", "warning")
-    exec(code_of("Lists of splits"), {})
+    exec(code_of("docs/data.md", "Lists of splits"), {})
     *_, test = read_splits(options(tmp_path / "DIR/images.csv"))
     assert classes_of(test) == {f"images/{label}/3.jpg": label for label in ("apple_pie", "waffles")}
 
@@ -273,7 +215,7 @@ def test_lists_of_splits_beside_a_table_are_named_until_they_are_a_column(line, 
     (note,) = told(read_splits(given)[0].notes, "docs/data.md#lists-of-splits-beside-a-table", "warning")
     assert "DIR/test_list.txt" in note
     assert "train_other" not in note
-    exec(code_of("Lists of splits beside a table"), {})
+    exec(code_of("docs/data.md", "Lists of splits beside a table"), {})
     train, val, test = read_splits(options(tmp_path / "DIR/images.csv", columns=columns))
     assert sorted(classes_of(test)) == [f"{n:03}_0.png" for n in range(20, 30)]
     assert len(train) + len(val) == 20
@@ -292,7 +234,7 @@ def test_arrays_become_class_folders_and_a_workbook_beside_them_is_named(tmp_pat
         arrays[f"{split}_images"] = np.full((number, 9, 9), number, np.uint8)
         arrays[f"{split}_labels"] = np.arange(number)[:, None] % 2
     np.savez(tmp_path / "DIR/medmnist.npz", **arrays)
-    exec(code_of("Images in arrays"), {})
+    exec(code_of("docs/data.md", "Images in arrays"), {})
     (tmp_path / "DIR/images/Labels.XLSX").write_bytes(b"PK\3\4")
     splits = read_splits(options(tmp_path / "DIR/images", dataset="folder"))
     assert [*map(len, splits)] == [12, 4, 2]

@@ -51,6 +51,11 @@ DTD | images/{banded,braided} labels/{train,val,test}{1,2}.txt! imdb/imdb.mat! |
 items in both splits | {train_images,test_images}/{item1,item2} | item1 item2 | 6 2 8 | 0
 slides in both | {seg_train,seg_test}/{TCGA-A1-A0SB-01Z,TCGA-B2-C0-01Z} | TCGA-A1-A0SB-01Z TCGA-B2-C0-01Z | 6 2 8 | 0
 bricks | {2x4_3001,2x2_3003} | 2x2_3003 2x4_3001 | 6 2 | 0
+numbered classes | class{1,2,3,4}/img_{1,2,3,4,5}.jpg | class1 class2 class3 class4 | 16 4 | 0
+numbered classes of few images | class{1,2,3,4,5}/{a,b}.jpg | class1 class2 class3 class4 class5 | 5 5 | 0
+grades | Grade_{1,2,3,4,5}/{a,b}.jpg | Grade_1 Grade_2 Grade_3 Grade_4 Grade_5 | 5 5 | 0
+types | type-{1,2,3,4,5}/{a,b}.jpg | type-1 type-2 type-3 type-4 type-5 | 5 5 | 0
+official splits by number | {x,y,z} train_test_split.txt! | x y z | 9 3 | 1
 names of masks | {a,b}/{cat_0,cat_1,mask_0,mask_1,3_mask}.jpg | a b | 8 2 | 0
 """
 
@@ -77,8 +82,9 @@ def test_confirmed_folders_are_the_classes_in_splits_of_the_same_folders(tmp_pat
 REFUSED = """
 name | parts | names | text
 PlantVillage | {color,grayscale,segmented}/{apple,corn} | color | ALL
-folds | fold{1,2,3,4,5}/{a,b} |  | ALL
-MURA | {train,valid}/XR_{WRIST,HAND}/patient0000{1,2,3}/study1_{negative,positive} |  | ALL
+variants in a folder | raw/{color,grayscale,segmented}/{apple,corn} | raw/color | ALL
+folds | fold{1,2,3,4,5}/{a,b} |  | ALL reads 2 classes
+MURA | {train,valid}/XR_{WRIST,HAND}/patient0000{1,2,3}/study1_{negative,positive} |  | ALL reads 2 classes
 sites | site{A,B,C}/{a,b} color/{a,b} | color | ALL
 three varieties | rose/{red,white} tulip/{red,yellow} lily/{white,pink} | lily | ALL
 most images | Dataset/{0,1,2,3,4,5,6,7,8,9} Examples | Dataset | ALL
@@ -109,7 +115,14 @@ TCGA | TCGA-{A1-A0SB,B2-C0SC,D3-E1}-01Z-00-DX1 |  | ALL
 BBBC021 | Week{1_22123,2_22141} |  | ALL
 Supervisely | ds{0,1}/img ds0/ann/0.jpg.json!! |  | ALL
 ChestX-ray14 | images_{001,002,012}/images |  | ALL
-batches | batch1/{a,b} batch2/{a,c} |  | ALL
+batches | batch1/{a,b} batch2/{a,c} |  | ALL reads 3 classes
+MIMIC-CXR | files/p10/p10000{1,2,3,4}/s5{1,2} |  |
+Camelyon17 | patches/patient_00{1,2,3,4}_node_0 |  |
+BigEarthNet | {S2_1_45/S2_1_45,S2_2_46/S2_2_46,S2_3_47/S2_3_47,S2_4_48/S2_4_48}_{B01,B02,B8A}.jpg |  | ALL
+KolektorSDD | kos{01,02,03,04,05,06,07,08,09}/{Part0,Part1}{,_label}.jpg |  | ALL
+RxRx1 | Plate{1,2,3,4}/{B02,B03}_s{1,2}_w{1,2,3}.png |  | ALL
+RxRx1, all | HEPG2-{01,02,03,04,05}/Plate{1,2}/{B02,B03}_s1_w{1,2}.png |  | ALL
+SUN397 | {a/abbey,a/apse/indoor,b/bar,c/church/indoor,c/church/out} |  | ALL reads 5 classes
 one split in classes | {a,b}/holdout |  | ALL
 splits in a class | color/{a,b}/seg_{train,test} grey |  | ALL
 archive | images.zip! |  |
@@ -131,7 +144,8 @@ def test_a_tree_that_is_refused(name, parts, names, text, tmp_path):
         splits = read(path, dataset="folder")
         assert len(splits[0].class_names) > 1
         assert sum(map(len, splits)) == len([*Path(path).rglob("*.jpg")])
-    assert ("DATA.CLASS_FOLDERS=true" in message) == (text == "ALL")
-    if text == "ALL":
+    assert ("DATA.CLASS_FOLDERS=true" in message) == ("ALL" in text)
+    assert (" classes in the paths" in message) == ("reads" in text)
+    if "ALL" in text:
         (train, *_) = read(root, dataset="folder", class_folders=True)
         assert len(train.class_names) > 1
