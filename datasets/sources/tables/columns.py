@@ -1,6 +1,5 @@
 """The meaning of the columns of a table: paths, labels, splits; by DATA.COLUMNS, their names, and their values."""
 
-import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
@@ -163,7 +162,7 @@ class _Folders:
         self._path = path
         self.places = places
         self._seen = set[str]()  # most images are in few folders
-        self._fewest: float = math.inf  # folders of a path
+        self._splits = set[tuple[str, ...]]()  # in the words of the folders of a path, '' of others
         self._words = defaultdict[int, set[str]](set)
         self._others = defaultdict[int, set[str]](set)
         self._inner = defaultdict[int, set[str]](set)  # the folders in those with words of splits
@@ -175,9 +174,10 @@ class _Folders:
         if len(self._seen) < _MAX_SEEN:
             self._seen.add(folder)
         names = self.places.folders(cells[self._path])
-        self._fewest = min(self._fewest, len(names))
+        splits = [any_word_in(name) for name in names]
+        self._splits.add(tuple(split if split in SPLIT_NAMES else "" for split in splits))  # none: without labels
         for level, (name, next_name) in enumerate(pairwise([*names, ""])):
-            if any_word_in(name) in SPLIT_NAMES:  # not: without labels
+            if splits[level] in SPLIT_NAMES:
                 self._words[level].add(name)
                 self._inner[level].add(next_name)
             elif len(self._others[level]) < _MAX_SEEN:
@@ -185,12 +185,18 @@ class _Folders:
 
     def find(self) -> tuple[int, dict[str, str], list[str]]:
         """The first level of splits, and the split of each name in lower case: others, and paths without a folder, are
-        of train. Without such a level the first names with words of val or test, beside which the others may be of any.
-
-        Others are of train beside its word, or if most recur in the folders of splits: {a,b}/0.jpg test/{a,b}/0.jpg.
-        Paths without a folder at this level may be in such a folder with a word: test/0.jpg {a,b}/{train,val}/0.jpg.
+        of train; and the folders with words of val or test, if they are in such paths: c/test beside train/c, val/c.
         """
-        doubtful = list[str]()
+        level, split_of = self._first_level()
+        names = sorted(name for words in self._words.values() for name in words if any_word_in(name) != "train")
+        of_train = (splits for splits in self._splits if not "".join(splits[level : level + 1]))
+        are_doubtful = not {"val", "test"}.isdisjoint(chain.from_iterable(of_train))
+        return level, split_of, names if are_doubtful else []
+
+    def _first_level(self) -> tuple[int, dict[str, str]]:
+        """-1 without one. Others are of train beside its word, or if most recur in the folders of splits:
+        {a,b}/0.jpg test/{a,b}/0.jpg.
+        """
         for level, words in sorted(self._words.items()):
             others = self._others[level]
             split_of = {name.lower(): any_word_in(name) for name in words}
@@ -199,12 +205,11 @@ class _Folders:
             are_clear = len(kinds) < 2 and (
                 not others or "train" in split_of.values() or 2 * len(recurring) > len(others)
             )
-            if others or self._fewest <= level:
+            if others or min(map(len, self._splits)) <= level:
                 split_of[""] = "train"
             if are_clear and len({*split_of.values()}) > 1:
-                return level, split_of, doubtful if self._fewest <= level else []
-            doubtful = doubtful or sorted(name for name in words if any_word_in(name) != "train")
-        return 0, {}, doubtful
+                return level, split_of
+        return -1, {}
 
 
 def _beside_word(name: str) -> str:

@@ -122,6 +122,8 @@ test data/{train,test}/{0,1,2,3}.png | | | 4 | 4
 {a,b,val}/{0,1,2,3}.png | | | 12 | asks
 test/{0,1,2,3}.png | | | 4 | asks
 {train station,test strip}/{0,1,2,3}.png | | | 8 | asks
+{train,val}/{0,1}.png & c/test/{0,1,2,3}.png | | | 8 | asks
+{train,test}/{a,test}/{0,1}.png | | | 4 | 4
 """
 
 
