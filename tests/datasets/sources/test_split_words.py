@@ -142,7 +142,7 @@ def test_folders_of_test_in_the_paths_of_a_table(images, before, image_root, tra
         first, second, *others = map(names_of, read_splits(given))
         assert len(first + second) == int(trained)
         assert [str(len(one)) for one in others] == [test] * test.isdigit()
-        assert not (others and re.search("(?i)test(_images)?/[0-9ab]", " ".join(first + second)))
+        assert not (others and re.search("(?i)(?<!train/)test(_images)?/[0-9ab]", " ".join(first + second)))
 
 
 def test_images_in_a_folder_of_test_beside_a_table_of_val_are_a_question(tmp_path):
