@@ -46,8 +46,11 @@ def by_split(root: Path, paths: Sequence[str]) -> tuple[int, dict[str, str], Pat
         recurring = bare & {one[level + 1] for one in parts if len(one) > level + 1 and words[one[level]]}
         if "train" not in named and (2 * len(recurring) > len(bare) or bare == {""}):
             words.update(dict.fromkeys(bare, "train"))
-        if not all(words.values()) or len({*named}) < len(named) or "train" not in words.values():
-            shown = list_names(sorted(words.keys() - {""}), _MAX_SHOWN)
+        unclear = words.keys() - {""}
+        if all(words.values()) and len({*named}) == len(named) and "train" in words.values():
+            unclear = _splits_in([one for one, name in zip(parts, names, strict=True) if words[name] == "train"], level)
+        if unclear:
+            shown = list_names(sorted(unclear), _MAX_SHOWN)
             fix = "give the folder of one as -data_path, or name them so; if none is a split:"
             raise UserError(
                 f"{root}: which of the folders {shown} is train, val or test? Then {fix} -opts DATA.CLASS_FOLDERS=true"
@@ -58,6 +61,15 @@ def by_split(root: Path, paths: Sequence[str]) -> tuple[int, dict[str, str], Pat
             found[split_of[path.rpartition("/")[0]]].append(path)
         return level, words, found
     return -1, {}, {"train": [*paths]}
+
+
+def _splits_in(folders: Sequence[list[str]], level: int) -> set[str]:
+    """The names at a level below the one of splits that are splits, too: train/{train,val}/cat beside test/cat."""
+    for names in zip_longest(*(folder[level + 1 :] for folder in folders), fillvalue=""):
+        words = {word_in(name) for name in {*names}}
+        if len(words) > 1 and None not in words:
+            return {*names}
+    return set()
 
 
 def note_on_splits(root: Path, folders: Mapping[str, Path], unread: Sequence[str]) -> Note:

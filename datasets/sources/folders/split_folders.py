@@ -119,8 +119,12 @@ def _as_outer_folder(levels: Levels, listing: ImageFiles) -> str | None:
 
 
 def _as_splits(levels: Levels, listing: ImageFiles) -> str | None:
-    """Folders in them have the word of val or test: images/{cat,dog}/{train,test} beside other folders."""
+    """Folders in them have the word of val or test: images/{cat,dog}/{train,test} beside other folders; or all of them
+    have such words.
+    """
     inner = {part for paths in levels.below.values() for path in paths for part in path.split("/")}
+    if all(map(any_word_in, levels.sizes)):
+        inner |= levels.sizes.keys()
     held_out = sorted(part for part in inner if any_word_in(part) in ("val", "test"))
     return f"the folders {list_names(held_out, _MAX_SHOWN)} in them may be of test or val" if held_out else None
 

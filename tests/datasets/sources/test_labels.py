@@ -57,6 +57,7 @@ train/{a,b}_{1,2}.jpg val/{a,c}_1.jpg | 'val/c_1.jpg'  # a class of val
 {train,test,raw}/{a,b}_1.jpg | 'raw', 'test', 'train'  # images beside splits
 {train,training,test}/{a,b}_1.jpg | 'test', 'train', 'training'
 {a,b,test_strip}/{a,b}_1.jpg test_strip/a/b_2.jpg | 'a', 'b', 'test_strip'
+train/{train,val}/{a,b}_1.jpg test/{a,b}_2.jpg | 'train', 'val'  # splits in train
 images/images/{a,b}_1.jpg test/{a,b}_2.jpg | 'images', 'test'
 """
 

@@ -101,6 +101,7 @@ Datumaro's ImageNet | {a,b} no_label |  | ALL
 class of val | train/{a,b} val/{a,b,c} |  |
 Tiny ImageNet | train/{n1,n2}/images val/images val/val_annotations.txt! | train |
 nothing in common | training_set/{a,b} test_set/{x,y} | training_set | ALL
+splits as classes | train/{train_images,test_images} |  | ALL may be of test or val
 train twice | {train,training}/{a,b} cat/{p,q} | cat |
 valid twice | train/{a,b} {valid,validation}/{a,b} | train |
 no training | {validation,test}/{a,b} |  |
