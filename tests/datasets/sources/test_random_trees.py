@@ -1,0 +1,119 @@
+"""Random folders and tables: which images a new training may train on, and whether printed options work.
+
+The truth is in the names: a folder with the word of val or test holds images out, unless an option or a column says
+otherwise. `CASES=1000 python -m pytest -m slow tests/datasets/sources/test_random_trees.py` has more of each kind.
+"""
+
+import os
+import random
+import re
+from itertools import product
+
+import pytest
+from conftest import cells_of
+from source_helpers import COMMAND, IMAGE, options, typed
+
+from datasets.reading import read_alone
+from datasets.sources.listing import forget_listings
+from datasets.sources.path_words import any_word_in
+from utils.errors import UserError
+
+CASES = int(os.environ.get("CASES", "40"))
+SPLITS = "train test val valid training Train Test seg_train seg_test train_images test_images holdout dev tst extra"
+OUTER = "images data grey siteA siteB fold1 fold2 p1 p2 masks archive 40X"
+CLASSES = ("cat dog", "0 1", "normal tumor", "class1 class2", "n01 n02 n03")
+LEVELS = ("sc", "sc", "c", "cs", "osc", "oc", "soc", "co", "sco", "oos", "os", "s", "ocs", "cc", "ossc")
+
+
+def names_of_level(draw, kind):
+    if kind == "c":
+        return draw.choice(CLASSES).split()
+    names = (SPLITS if kind == "s" else OUTER).split()
+    return draw.sample(names, draw.choice((1, 2, 2, 3)))
+
+
+def random_folders(draw):
+    """Folders of a few levels, of which some lack, perhaps beside others."""
+    levels = [names_of_level(draw, kind) for kind in draw.choice(LEVELS)]
+    folders = ["/".join(names) for names in product(*levels) if draw.random() > 0.05]
+    beside = draw.sample([*SPLITS.split(), *OUTER.split()], draw.choice((0, 0, 0, 1, 2)))
+    return [*dict.fromkeys([*folders, *beside, "x/y"])][: len(folders) + len(beside) or 1]
+
+
+def write_files(root, folders, draw):
+    files = [f"{folder}/{number}.jpg" for folder in folders for number in range(draw.choice((2, 3, 4)))]
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_bytes(IMAGE)
+    return files
+
+
+def write_random_table(root, files, draw):
+    """A table of the images, with paths as other programs write them; returns DATA_PATH."""
+    path = draw.choice(("{0}", "R/{0}", "/mnt/data/{0}", "./{0}", "{1}"))
+    rows = [f"{path.format(file, file.replace('/', chr(92)))},{'xy'[number % 2]}" for number, file in enumerate(files)]
+    table = root / draw.choice(("labels.csv", "train.csv"))
+    table.write_text("\n".join(["path,label", *rows, ""]))
+    return draw.choice((table, root))
+
+
+def read(data):
+    """The rows; None after a question, whose options are read without another one."""
+    forget_listings()
+    try:
+        return read_alone(data)
+    except UserError as error:
+        message = str(error)
+    known = [words for words in re.findall(COMMAND, message) if not re.search("VALUE|NAME|-data_path,", words)]
+    for answer in typed("; ".join(known), data):
+        forget_listings()
+        try:
+            read_alone(answer)
+        except UserError as error:
+            assert "too few" in str(error), f"{message}\n{error}"
+    return None
+
+
+def held_out_in(samples, root):
+    """The folders of images with the word of val or test, and none of train; but for a class that is called so."""
+    found = set()
+    for index, label in enumerate(samples.targets):
+        folder = os.path.relpath(os.path.dirname(samples.name(index)), root)
+        words = {any_word_in(name) for name in folder.split("/") if name != samples.class_names[label]}
+        if words & {"val", "test"} and "train" not in words:
+            found.add(folder)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_table", [False, True])
+def test_no_training_has_images_of_folders_of_test_and_printed_options_work(is_table, tmp_path):
+    for seed in range(CASES):
+        draw = random.Random(f"{seed} {is_table}")
+        root = tmp_path / str(seed) / "R"
+        files = write_files(root, random_folders(draw), draw)
+        rows = read(options(write_random_table(root, files, draw) if is_table else root))
+        if rows and not rows.findings:
+            assert not held_out_in(rows.splits["train"], root), (seed, files)
+
+
+@pytest.mark.slow
+def test_a_level_is_the_class_with_and_without_splits(tmp_path):
+    """{train,test}/{cat,dog}/{p1,p2} and the same without train/: of all images, and of test/ alone."""
+    rows = """
+    {}cat {}dog | 1 |
+    {}cat/p1 {}cat/p2 {}dog/p3 {}dog/p4 | 1 | 2
+    {}p1/cat {}p2/cat {}p1/dog {}p2/dog | 2 | 1
+    """
+    for number, (folders, label, group) in enumerate(cells_of(rows)):
+        for train in ("train/", ""):
+            root = tmp_path / f"{number}{train.strip('/')}"
+            parts = [one.format(split) for one in folders.split() for split in (train, "test/")]
+            write_files(root, parts, random.Random(0))
+            columns = {"label": int(label)} | ({"group": int(group)} if group else {})
+            rows_of_all = read_alone(options(root, columns=columns))
+            for split, samples in rows_of_all.splits.items():
+                for index in range(len(samples)):
+                    path = samples.name(index)
+                    assert samples.class_names[samples.targets[index]] in path.split("/")
+                    assert ("/test/" in path) == (split == "test")
