@@ -78,13 +78,12 @@ def check_splits_beside(listing: ImageFiles, table: Table, data: Data) -> list[N
             continue
         stems = stems or {*map(_stem, names)}
         named = stems.intersection(map(_stem, chain(*others)))
-        if len(named) < min([_FEWEST, *(len(column) - is_table for column in others)]):
+        if not named or len(named) < min(_FEWEST, len(others[0]) - 1):
             continue
         if is_table:
-            problem = f"the splits of its images may be in {file}; {TWO_TABLES} of both"
-            way = on_all_rows(data, f", without the splits in {file} ({TWO_TABLES} of both)")
-            table.doubt = Question(f"{table.file}: {problem}; or ", [way])
-        elif named:
+            way = on_all_rows(data, f", without the splits in {file}; {TWO_TABLES} of both")
+            table.doubt = Question(f"{table.file}: its images have splits in another table; ", [way])
+        else:
             shown.append(str(file))
     fix = "docs/data.md#lists-of-splits-beside-a-table makes a column of them"
     text = f"{table.file}: lists of splits are not read: {', '.join(shown)}; {fix}"

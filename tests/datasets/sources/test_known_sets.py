@@ -199,7 +199,7 @@ def test_lists_of_splits_become_a_table(tmp_path, monkeypatch):
     assert classes_of(test) == {f"images/{label}/3.jpg": label for label in ("apple_pie", "waffles")}
 
 
-@pytest.mark.parametrize("line", ["{}.png", "images/{}", "{}.png 3"])
+@pytest.mark.parametrize("line", ["{}.png", "images/{}", "{}.png 3", "{},3"])
 def test_lists_of_splits_beside_a_table_are_named_until_they_are_a_column(line, tmp_path, monkeypatch):
     """ChestX-ray14: the code of the docs keeps the official test images."""
     monkeypatch.chdir(tmp_path)
