@@ -19,7 +19,6 @@ from engine.evaluation.ranking import divide, read_labels, to_finite
 from engine.evaluation.results import SampleResults
 
 MIN_RANKED = 10  # images or groups of a class, and of the others, that the interval of an AUROC needs
-_CELLS = 1 << 22  # pairs of a sample and a class that are read at a time
 _TINY = 1e-300
 ROUNDING = 1e-24  # of a variance that is 0
 Entries = tuple[np.ndarray, np.ndarray, Any, np.ndarray]  # rows of readable samples, their classes, parts and sizes
@@ -141,35 +140,28 @@ def _entries_of_classes(results: SampleResults, of: str) -> Iterator[Entries]:
     and whether they are hits."""
     readable = results.readable
     targets = results.targets[readable]
-    predicted = results.labels[readable, 0]
-    if not is_multi_hot(targets) and of != "specificity":
-        rows = np.arange(len(targets))
-        labels = predicted if of == "precision" else targets
-        is_hit = targets == predicted
-        if of == "f1":  # a wrong image counts in two classes
-            wrong = np.flatnonzero(~is_hit)
-            rows = np.append(rows, wrong)
-            labels = np.append(labels, predicted[wrong])
-        yield rows, labels, is_hit[rows], np.ones(len(rows))
+    number = len(results.per_class.count)
+    several = is_multi_hot(targets)
+    predicted = results.predicted[readable] if several else results.labels[readable, 0]
+    if of == "specificity":
+        for label in range(number):
+            others = np.flatnonzero(targets[:, label] == 0 if several else targets != label)
+            is_called = predicted[others, label] if several else predicted[others] == label
+            yield others, np.full(len(others), label), ~is_called, np.ones(len(others))
         return
-    every = np.arange(len(results.per_class.count))
-    for block in np.array_split(every, 1 + every.size * len(targets) // _CELLS):
-        if not is_multi_hot(targets):
-            is_own = targets[:, None] == block
-            is_known = True
-            is_predicted = predicted[:, None] == block
-        else:
-            is_own = targets[:, block] > 0
-            is_known = targets[:, block] != UNKNOWN
-            is_predicted = results.predicted[readable][:, block] & is_known
-        of_figure = {
-            "recall": is_own,
-            "precision": is_predicted,
-            "specificity": ~is_own & is_known,
-            "f1": is_own | is_predicted,
-        }
-        rows, columns = np.nonzero(of_figure[of])
-        yield rows, block[columns], (is_own == is_predicted)[rows, columns], np.ones(len(rows))
+    if several:
+        is_own = targets > 0
+        is_called = predicted & (targets != UNKNOWN)
+        sides = (is_own, is_called, is_own | is_called, is_own & is_called)
+        own, called, either, hits = map(np.flatnonzero, sides)
+    else:
+        own = number * np.arange(len(targets)) + targets
+        called = own - targets + predicted
+        either = np.append(own, called[own != called])  # a wrong image counts in two classes
+        hits = own[own == called]
+    cells = {"recall": own, "precision": called, "f1": either}[of]
+    rows, labels = np.divmod(cells, number)
+    yield rows, labels, np.isin(cells, hits, assume_unique=True), np.ones(len(cells))
 
 
 def _mean_over_classes(results: SampleResults, of: str, units: Units) -> Figure:
@@ -220,9 +212,7 @@ def _ranking(results: SampleResults, of: str, units: Units) -> Figure:
     found = read_shares(_placements(results), units, np.repeat(is_used, 2))
     values = found.shares[::2]
     sides = found.units.reshape(-1, 2).T
-    reason = ""
-    if sides.min(initial=MIN_RANKED) < MIN_RANKED:
-        reason = f"fewer than {MIN_RANKED} {units.name} of a class, or of the others"
+    reason = f"fewer than {MIN_RANKED} {units.name} of a class, or of the others" * bool(sides.min() < MIN_RANKED)
     return _mean_of(found, values, newcombe(values, *sides), reason)
 
 

@@ -29,8 +29,6 @@ from models.weights.choose import EVALUATE, Purpose
 from utils.distributed import ProcessContext
 from utils.notes import Note
 
-_KEY = "EVAL.OPERATING_POINT"
-
 
 @dataclass(frozen=True)
 class EvalModel:

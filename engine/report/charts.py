@@ -167,13 +167,13 @@ _CURVES = (
 
 
 def unit_of(metric: Metric) -> str:
-    return "" if metric.name == "loss" else "%"
+    return "%" if metric.is_percent else ""
 
 
 def _curves_of_metric(metric: Metric) -> Curves:
     splits = {"val": "validation", "train": "training", "raw_val": "validation, raw weights"}
     columns = {f"{split}_{metric.name}": name for split, name in splits.items()}
-    return Curves(metric.title, columns, unit_of(metric), log=metric.name == "loss", metric=metric)
+    return Curves(metric.title, columns, unit_of(metric), log=not metric.is_percent, metric=metric)
 
 
 def curves_of(runs: Sequence[RunContents], compared: bool = False) -> list[Chart]:
