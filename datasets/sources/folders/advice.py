@@ -251,17 +251,16 @@ def unclear(given: Path, root: Path, problem: str, is_confirmed: bool) -> UserEr
         ways = _labels_in_paths(given) or ways
     ways = ways or _other_data(root, images)
     if not (trainings or is_confirmed):
-        ways += _class_folders(given, found.sizes)
+        ways += _class_folders(given, levels, found.sizes)
     shown = "if it is one of the classes, give the folder around it"
     if sizes:
         shown = f"images by folder: {_folders_of_levels(sizes)}"
     return Question(f"{root}: {problem}: {shown}; ", ways)
 
 
-def _class_folders(given: Path, sizes: Mapping[str, int]) -> list[Way]:
+def _class_folders(given: Path, levels: Levels, sizes: Mapping[str, int]) -> list[Way]:
     """The training on folders that are no splits."""
-    names = {folder.partition("/")[0].lower() for folder in sizes} - {""}
-    if len(names) < 2 or names <= SPLIT_WORDS.keys():
+    if len(levels.sizes) < 2 or {*map(str.lower, levels.sizes)} <= SPLIT_WORDS.keys():
         return []
     cases = level_of_cases(sizes, 0, FEWEST)
     found = _folders(given, class_folders=True, groups=of_level(cases) if cases > 0 else "")

@@ -83,6 +83,8 @@ test alone | @.png | labels.csv | path,label,split | {path},{label},test | | lab
 train and unknown | @.png | labels.csv | path,label,split | {path},{label},{value} | train train x9 | labels.csv
 train.csv with test rows | @.png | {value}.csv | path,label,split | {path},{label},{value2} | train train val | . | {values2: train train test}
 train.csv with test rows alone | @.png | train.csv | path,label,split | {path},{label},{value} | train train test | .
+MIMIC-CXR | @.png | labels.csv | path,label,split | {path},{label},{value} | train train train validate id_test test | labels.csv
+train, validate | @.png | labels.csv | path,label,split | {path},{label},{value} | train train validate | labels.csv
 # Options in notes and in errors
 no finding | @.png | labels.csv | path,label | {path},{value} | x x;y No_Finding y | labels.csv | {multi_label: true}
 combined words | @.png | labels.csv | path,label | {path},{value} | haze "haze,road" road clear "clear,road" | labels.csv

@@ -303,11 +303,11 @@ def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("kind", ["folders", "a question", "table", "table of ids"])
+@pytest.mark.parametrize("kind", ["folders", "levels", "a question", "table", "table of ids"])
 def test_a_start_lists_each_folder_once(kind, tmp_path, monkeypatch):
     """Of folders with splits, or of patients, as MURA's; and of a table whose images are in 40 folders."""
     given = tmp_path
-    if kind == "folders":
+    if kind in ("folders", "levels"):
         tree(tmp_path, "{train,val}/{a,b}")
     elif kind == "a question":
         tree(tmp_path, "{train,valid}/XR_{HAND,WRIST}/patient0{1,2,3}/study{1_positive,1_negative}")
@@ -320,12 +320,12 @@ def test_a_start_lists_each_folder_once(kind, tmp_path, monkeypatch):
     for name in ("scandir", "listdir"):
         call = getattr(os, name)
         monkeypatch.setattr(os, name, lambda path, call=call: listed.update([str(path)]) or call(path))
-    data = options(given)
+    data = options(given, columns={"label": 1} if kind == "levels" else None)
     if kind == "a question":
         with refused("DATA.LABELS"):
             read_splits(data)
     else:
-        assert [len(samples) for samples in read_splits(data)] == ([8, 8] if kind == "folders" else [72, 8])
+        assert [len(samples) for samples in read_splits(data)] == ([72, 8] if "table" in kind else [8, 8])
     inside = {folder: number for folder, number in listed.items() if folder.startswith(str(tmp_path))}
     assert {*inside.values()} == {1}
     if kind == "folders":

@@ -96,23 +96,6 @@ def test_each_command_reads_the_published_labels(name, tmp_path):
         assert label == expected[number]
 
 
-PARTS = ["train", "train", "train", "validate", "id_test", "test"]
-
-
-@pytest.mark.parametrize("words, sizes", [(PARTS, [12, 4, 8]), (["train", "train", "validate"], [16, 8])])
-def test_splits_by_other_words(words, sizes, tmp_path):
-    """As of MIMIC-CXR and iWildCam: each value is in the split that its word names."""
-    write(
-        tmp_path,
-        IMAGES,
-        **{"all.csv": ("path,label,split", lambda n: f"{IMAGES[n]},x{n // 12},{words[n % len(words)]}")},
-    )
-    given = options(tmp_path / "all.csv")
-    if "id_test" in words:
-        (given,) = typed(line_of(read_splits, given), given)
-    assert [*map(len, read_splits(given))] == sizes
-
-
 VECTORS = ["[0, 1, 0]", "[1.0, 0.0, 0.0]", "0 0 1", "(0,0,1,1)"]
 
 

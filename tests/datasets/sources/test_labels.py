@@ -2,7 +2,7 @@
 
 import pytest
 from conftest import each_row, line_of, refused
-from source_helpers import classes_of, expand, names_of, options, read_splits, tree, typed
+from source_helpers import classes_of, expand, names_of, options, read_splits, tree
 
 from configs.yaml_io import parse_value
 from datasets.recognition import recognize_dataset
@@ -107,21 +107,6 @@ LIVECell's kind | {{cat,dog}}-{{1,2}}_{NUMBERS}.jpg
 faces | {{mask,nomask}}.{NUMBERS}.jpg
 splits in classes | {{a,b}}/{{train,val}}/{NUMBERS}.jpg
 """
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        ["IMG_{1,2,3,4}.jpg"],
-        ["{1,2,3,4}.jpg"],
-        ["a{1,2}.jpg", "b_1.jpg", "3.jpg"],
-        ["0a1b2c3d{4,5,6}/images/{1,2}.png", "0a1b2c3d{4,5,6}/masks/{3,4}.png"],
-        ["tiles/{A1,B2,C3}-01Z/tile_{0,1,2}_{0,1}.png"],
-    ],
-)
-def test_names_without_a_pattern_have_no_advice(files, tmp_path):
-    given = options(tree(tmp_path, *files))
-    assert not [one for one in typed(line_of(read_splits, given), given) if one.labels or one.columns]
 
 
 def test_a_test_image_without_a_class_folder_is_named(tmp_path):

@@ -123,6 +123,11 @@ BigEarthNet | {S2_1_45/S2_1_45,S2_2_46/S2_2_46,S2_3_47/S2_3_47,S2_4_48/S2_4_48}_
 KolektorSDD | kos{01,02,03,04,05,06,07,08,09}/{Part0,Part1}{,_label}.jpg |  | ALL
 RxRx1 | Plate{1,2,3,4}/{B02,B03}_s{1,2}_w{1,2,3}.png |  | ALL
 RxRx1, all | HEPG2-{01,02,03,04,05}/Plate{1,2}/{B02,B03}_s1_w{1,2}.png |  | ALL
+names of a camera | IMG_{1,2,3,4}.jpg |  |
+numbers | {1,2,3,4}.jpg |  |
+no pattern | a{1,2}.jpg b_1.jpg 3.jpg |  |
+checksums | 0a1b2c3d{4,5,6}/images/{1,2}.jpg 0a1b2c3d{4,5,6}/masks/{3,4}.jpg |  | ALL
+tiles | tiles/{A1,B2,C3}-01Z/tile_{0,1,2}_{0,1}.jpg | tiles |
 SUN397 | {a/abbey,a/apse/indoor,b/bar,c/church/indoor,c/church/out} |  | ALL reads 5 classes
 one split in classes | {a,b}/holdout |  | ALL
 splits in a class | color/{a,b}/seg_{train,test} grey |  | ALL
