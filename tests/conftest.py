@@ -35,6 +35,7 @@ from configs.command_line import Command, parse_command_line
 from configs.schema import Config, Data, Train
 from configs.yaml_io import parse_value
 from datasets.batch import Batch
+from datasets.loading import loader
 from datasets.loading.loader import Loader, TrainBatches, build_eval_loader, epoch_layout
 from datasets.reading import read_data
 from datasets.sources.samples import Samples
@@ -106,10 +107,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(mark.slow)
 
 
-def pytest_collection_finish():
+def pytest_collection_finish(session: pytest.Session):
     gc.enable()
     gc.freeze()
     gc.set_threshold(20_000, 20)
+    if not _selects_slow_tests(session.config):
+        loader.default_num_workers = lambda *_: 0  # to start processes takes longer than to read the images of a test
     folder_of_run.distributions = functools.cache(_distributions)  # each run would parse the metadata of ten packages
     if datasets := sys.modules.get("sklearn.datasets"):
         datasets.load_digits = functools.cache(datasets.load_digits)  # each run would read its text file twice

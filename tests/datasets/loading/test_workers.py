@@ -22,7 +22,7 @@ from datasets.batch import Batch
 from datasets.loading import loader as loading
 from datasets.loading.loader import BatchReader, Loader, build_eval_loader, num_workers
 from datasets.loading.sampler import EvalSampler
-from datasets.loading.workers import start_worker_server
+from datasets.loading.workers import default_num_workers, start_worker_server
 from datasets.sources.sets.in_memory import FakeImages, ImageArray
 from datasets.transforms.host import build_eval_host_transform
 from tests.datasets.shards.range_server import wait_for
@@ -138,6 +138,12 @@ def test_a_bug_in_a_worker_keeps_its_traceback():
 
 def cifar(num_images: int = 4) -> ImageArray:
     return ImageArray(np.zeros((num_images, 3, 32, 32), dtype=np.uint8), [0] * num_images, ["a"])
+
+
+@pytest.fixture(autouse=True)
+def own_default(monkeypatch):
+    """Other tests have no workers by default."""
+    monkeypatch.setattr(loading, "default_num_workers", default_num_workers)
 
 
 NUMBERS = """

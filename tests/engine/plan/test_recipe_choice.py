@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import socket
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from conftest import (
     line_of,
     log_of,
     noise_folder,
+    of_module,
     only_run,
     read_result,
     read_samples,
@@ -39,9 +41,9 @@ from utils.file_formats.hf_folder import find_on_hub
 VIT = "vit_small_patch16_224"
 
 
-@fixture
-def images(tmp_path):
-    return noise_folder(tmp_path / "images", 34, 6, (40, 60, 3))
+@of_module
+def images(tmp_path_factory):
+    return noise_folder(tmp_path_factory.mktemp("images"), 34, 6, (40, 60, 3))
 
 
 @fixture
@@ -271,6 +273,7 @@ def test_a_start_parses_its_words_once_and_applies_the_rules_again_for_the_recip
     images, place, tmp_path, monkeypatch
 ):
     """And lists each folder of a class once."""
+    images = shutil.copytree(images, tmp_path / "images")  # of which nothing is known yet
     calls = Counter[str]()
 
     def count(module, name, key=lambda *_: ""):
@@ -312,7 +315,7 @@ def test_the_hub_is_asked_for_a_limited_time(monkeypatch):
 
 def test_a_run_without_weights_and_its_resume(images, tmp_path, monkeypatch, capsys, without_pictures):
     monkeypatch.setattr(recipe, "find_on_hub", lambda *_: None)
-    flags = cli(f"-data_path={images} -epochs=1 -output={tmp_path / 'out'} -device=cpu -image_size=32")
+    flags = cli(f"-data_path={images} -epochs=1 -output={tmp_path / 'out'} -device=cpu -image_size=32 -num_workers=0")
     assert main_single_gpu.main(flags) == 0
     assert capsys.readouterr().out.count(" -model=resnet10t -batch_size=8 (34 images; ") == 1
     folder = only_run(tmp_path / "out")
