@@ -15,7 +15,6 @@ import pytest
 import torch
 from conftest import TINY_VIT, config_for, each_value, refused, run_here, train
 from scipy.stats import t, ttest_rel
-from sklearn.metrics import roc_curve
 
 from configs.schema.operating_point import OperatingPoint
 from datasets.sources.shared_arrays import StringPacker
@@ -23,6 +22,7 @@ from datasets.sources.split import RunSplit, hash_paths
 from engine.evaluation.images import IMAGES
 from engine.evaluation.limits import difference_of
 from engine.evaluation.paired import limits_at_goal, paired_limits
+from engine.evaluation.ranking import figure_at
 from engine.evaluation.results import SampleResults, results_of_scores
 from engine.evaluation.session import build_evaluation_session
 from engine.plan.training import _split_as
@@ -161,7 +161,7 @@ def test_settings_are_compared_over_seeds_and_images():
 
 @pytest.mark.parametrize("goal", [{"specificity": 0.9}, {"sensitivity": 0.8}])
 def test_models_are_compared_at_one_goal_with_thresholds_of_each_draw(goal):
-    """A bootstrap of both classes with scikit-learn's curve."""
+    """A bootstrap of both classes."""
     generator = np.random.default_rng(0)
     targets = np.repeat([0, 1], [150, 50])
     shared = generator.normal(size=200) + targets
@@ -170,10 +170,7 @@ def test_models_are_compared_at_one_goal_with_thresholds_of_each_draw(goal):
     point = OperatingPoint(name="ill", label=1, **goal)
 
     def figure(score: np.ndarray, own: np.ndarray) -> float:
-        false, true, _ = roc_curve(own, score, drop_intermediate=False)
-        if "specificity" in goal:
-            return 100 * true[1 - false >= 0.9 - 1e-12].max()
-        return 100 * (1 - false)[true >= 0.8 - 1e-12].max()
+        return figure_at(point, score.astype(np.float32), own == 1)
 
     values, limits_at = limits_at_goal(pair[1], pair[0], point)
     assert values == pytest.approx([figure(one, targets) for one in scores])
@@ -187,6 +184,8 @@ def test_models_are_compared_at_one_goal_with_thresholds_of_each_draw(goal):
     assert limits_at(1) == pytest.approx(expected, abs=3)
     assert limits_at(16)[0] == pytest.approx(difference + (limits_at(1)[0] - difference) / 4, abs=0.2)
     assert limits_at_goal(pair[0], pair[0], point)[1](1)[1] > 1  # equal models may differ
+    few = [results.take(np.arange(151)) for results in pair]  # one image of the class
+    assert limits_at_goal(*few, point)[1](1) == (-math.inf, math.inf)
 
 
 def test_the_names_that_a_shell_makes_of_a_pattern_are_refused():

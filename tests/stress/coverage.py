@@ -179,10 +179,13 @@ class Cell(NamedTuple):
     data: Classes | Groups | Labels
     metrics: Sequence[str]
     in_ci: Sequence[str]
-    is_paired: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.data}"
+
+    @property
+    def models(self) -> int:
+        return 2 if self.kind.startswith("two models") else 1
 
 
 class Coverage(NamedTuple):
@@ -227,23 +230,23 @@ def cells() -> list[Cell]:
     for kind, data, metrics in rows:
         found.append(Cell(kind, data, metrics, [name for name in metrics if name in OF_EACH_KIND]))
     for one in drawn:
-        found.append(Cell("two models, drawn images", one, ("macro_f1", "quadratic_kappa"), (), is_paired=True))
+        found.append(Cell("two models, drawn images", one, ("macro_f1", "quadratic_kappa"), ()))
     for counts, margin in (((20, 20), 1.2), ((190, 10), 2.0), ((40,) * 5, 2.5), ((950, 50), 2.0)):
-        found.append(Cell("two models, images", Classes(counts, margin), PAIRED, ("top1",), is_paired=True))
+        found.append(Cell("two models, images", Classes(counts, margin), PAIRED, ("top1",)))
     for one in grades:
-        found.append(Cell("two models, 5 grades", one, KAPPAS[:1], KAPPAS[:1], is_paired=True))
+        found.append(Cell("two models, 5 grades", one, KAPPAS[:1], KAPPAS[:1]))
     for number in (6, 10, 40, 200):
         for is_of_one in (False, True):
             data = Groups(number, Classes((6, 4), 1.5), is_of_one)
             metrics = (*PAIRED, "quadratic_kappa")
-            found.append(Cell("two models, groups", data, metrics, ("top1", "quadratic_kappa"), is_paired=True))
+            found.append(Cell("two models, groups", data, metrics, ("top1", "quadratic_kappa")))
     for goal in (
         Classes((100, 100), 1.2),
         Classes((190, 10), 2.0),
         Classes((950, 50), 2.0),
         Groups(40, Classes((6, 4))),
     ):
-        found.append(Cell("two models, one goal", goal, (AT_GOAL.name,), (), is_paired=True))
+        found.append(Cell("two models, one goal", goal, (AT_GOAL.name,), ()))
     return found
 
 
@@ -252,14 +255,14 @@ def measure(cell: Cell, draws: int) -> dict[str, Coverage]:
     seed = zlib.crc32(str(cell).encode())
     metrics = [METRICS[name] for name in cell.metrics]
     true = dict.fromkeys(cell.metrics, 0.0)
-    if not cell.is_paired:
+    if cell.models == 1:
         (large,) = cell.data.draw(np.random.default_rng([seed, 1]), True, 1)
         true = {metric.name: metric.compute(large) for metric in metrics}
     generator = np.random.default_rng(seed)
     limits = defaultdict[str, list[tuple[float, float]]](list)
     figures = defaultdict[str, list[float]](list)
     for _ in range(draws):
-        new, *others = cell.data.draw(generator, False, 1 + cell.is_paired)
+        new, *others = cell.data.draw(generator, False, cell.models)
         for metric in metrics:
             if metric is AT_GOAL:
                 interval = limits_at_goal(new, others[0], POINT)[1](1)
