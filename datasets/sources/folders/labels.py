@@ -22,8 +22,6 @@ from utils.notes import Note
 
 _MAX_SHOWN = 4
 is_mask = re.compile(MASK, re.IGNORECASE).fullmatch
-
-
 Paths = dict[str, list[str]]  # of the images of each split
 
 
@@ -38,7 +36,7 @@ def by_split(root: Path, paths: Sequence[str]) -> tuple[int, dict[str, str], Pat
     folders = dict.fromkeys(path.rpartition("/")[0] for path in paths)
     parts = [folder.split("/") for folder in folders]
     for level, names in enumerate(zip_longest(*parts, fillvalue="")):
-        words = {name: word_in(name) or "" for name in names}
+        words = {name: word_in(name) or "" for name in dict.fromkeys(names)}
         named = [*filter(None, words.values())]
         if not named:
             continue

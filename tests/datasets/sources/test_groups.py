@@ -18,50 +18,52 @@ from datasets.sources.source import Wanted
 from tests.datasets.shards.tar_files import tar_of
 
 R = random.Random(0)
-CASES = range(40)
-DATES = [f"2026{1 + case % 12:02}{10 + case % 15}" for case in CASES]
-SHOTS = range(3)
+# Names of files, see `files_of`; those of patients with the same number of each
+PATIENTS = """
+name | file
+clinic | P1{c:03}_{s}
+of different numbers | P10{c:02}_{few}
+glued | case{c}img{s}
+eyes | {c}_{side}
+ChestX-ray14 | {c:08}_{s:03}
+IDC | {c}_idx5_x{age}_y{s}_class{even}
+TCGA | TCGA-02-{c:04}-01Z-00-DX{half}_{s}
+BreaKHis | SOB_B_A-14-1{c:03}AB-{half}0-{s:03}
+"""
+OTHERS = """
+name | file
+camera | IMG_{n:04}
+days | {day}_{s}
+days of Europe | {day[6]}{day[7]}.{day[4]}{day[5]}.2026_{s}
+phone | IMG_{day}_{time}
+phone with milliseconds | PXL_{day}_{time}{s}{few}{even}
+WordNet | n0144{c:04}_{s}
+breeds | {breed}_{c}
+augmented | img_{c:04}_aug_{s}
+Roboflow | IMG_{c:04}_jpg.rf.{hex}
+UTKFace | {age}_{even}_{s}_{day_of_n}{r:09}.jpg.chip
+Flickr | {r}_{hex:.10}_n
+UUID | {hex:.8}-{hex:.4}-4{hex:.3}-{hex}
+some images twice | IMG_{c:04}{copy}
+masks | {c:04}{kind}
+"""
 
 
-def time():
-    return f"{R.randrange(24):02}{R.randrange(60):02}{R.randrange(60):02}"
-
-
-def hexes(digits):
-    return f"{R.randrange(16**digits):0{digits}x}"
-
-
-def shots(name):
-    """Three names of files of each of 40 cases."""
-    return [name.format(c=c, shot=shot) for c in CASES for shot in SHOTS]
-
-
-PATIENTS = {  # names of files, each with the same number of its patient
-    "clinic": shots("P1{c:03}_{shot}"),
-    "of different numbers": [f"P{1000 + c}_{shot}" for c in CASES for shot in range(1 + c % 4)],
-    "glued": shots("case{c}img{shot}"),
-    "eyes": [f"{c}_{side}" for c in CASES for side in ("left", "right")],
-    "ChestX-ray14": shots("{c:08}_{shot:03}"),
-    "IDC": [f"{c}_idx5_x{R.randrange(40)}_y{R.randrange(40)}_class{c % 2}" for c in CASES for _ in range(40)],
-    "TCGA": shots("TCGA-02-{c:04}-01Z-00-DX1_{shot}") + shots("TCGA-02-{c:04}-01Z-00-DX2_{shot}"),
-    "BreaKHis": shots("SOB_B_A-14-1{c:03}AB-40-{shot:03}") + shots("SOB_B_A-14-1{c:03}AB-100-{shot:03}"),
-}
-OTHERS = {
-    "camera": [f"IMG_{c:04}" for c in range(200)],
-    "days": [f"{day}_{shot}" for day in DATES for shot in SHOTS],
-    "days of Europe": [f"{day[6:]}.{day[4:6]}.2026_{shot}" for day in DATES for shot in SHOTS],
-    "phone": [f"IMG_{day}_{time()}" for day in DATES * 4],
-    "phone with milliseconds": [f"PXL_{day}_{time()}{R.randrange(1000):03}" for day in DATES * 4],
-    "WordNet": shots("n0144{c:04}_{shot}"),
-    "breeds": [f"{breed}_{c}" for breed in ("beagle", "pug", "siamese", "boxer", "bengal", "husky") for c in CASES],
-    "augmented": shots("img_{c:04}_aug_{shot}"),
-    "Roboflow": [f"IMG_{c:04}_jpg.rf.{hexes(12)}" for c in CASES for _ in SHOTS],
-    "UTKFace": [f"{c % 60}_{c % 2}_{c % 4}_{DATES[c % 40]}{R.randrange(10**9):09}.jpg.chip" for c in range(300)],
-    "Flickr": [f"{R.randrange(10**10)}_{hexes(10)}_n" for _ in range(200)],
-    "UUID": [f"{hexes(8)}-{hexes(4)}-4{hexes(3)}-{hexes(12)}" for _ in range(200)],
-    "some images twice": [f"IMG_{c:04}" for c in CASES] + [f"IMG_{c:04} (1)" for c in CASES[::4]],
-    "masks": [f"{c:04}{kind}" for c in CASES for kind in ("", "_mask")],
-}
+def files_of(pattern):
+    """Names of 160 files: number n, of case c its shot s; with a day, a time, random digits and more."""
+    days = [f"2026{1 + case % 12:02}{10 + case % 15}" for case in range(40)]
+    for n in range(160):
+        c, s = divmod(n, 4)
+        words = {"n": n, "c": c, "s": s, "few": s % (1 + c % 4), "half": 1 + s // 2, "even": c % 2, "age": n % 60}
+        words |= {"side": ("left", "right")[s % 2], "kind": ("", "_mask")[s % 2], "copy": ("", " (1)")[n % 16 == 1]}
+        words |= {
+            "day": days[c],
+            "day_of_n": days[n % 40],
+            "time": f"{R.randrange(10**5, 2 * 10**5)}",
+            "r": R.randrange(10**9),
+        }
+        breed = ("beagle", "pug", "siamese", "boxer")[s]
+        yield pattern.format(**words, breed=breed, hex=f"{R.randrange(16**12):012x}")
 
 
 def notes_on(paths, is_cut=True):
@@ -75,10 +77,10 @@ def in_classes(names):
     return [f"{'ab'[place // 10 % 2]}/{name}.jpg" for place, name in enumerate(dict.fromkeys(names))]
 
 
-@pytest.mark.parametrize("name", PATIENTS)
-def test_patients_in_names_are_noticed(name):
+@each_row(PATIENTS)
+def test_patients_in_names_are_noticed(name, file):
     """The expression gives each patient one group."""
-    paths = in_classes(PATIENTS[name])
+    paths = in_classes(files_of(file))
     (note,) = notes_on(paths)
     words = shlex.split(note.text)
     expression = words[words.index("-opts") + 1].removeprefix("DATA.GROUPS=")
@@ -89,9 +91,9 @@ def test_patients_in_names_are_noticed(name):
     assert not notes_on(paths, is_cut=False)
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_numbers_in_names_are_no_patients(name):
-    assert not notes_on(in_classes(OTHERS[name]))
+@each_row(OTHERS)
+def test_other_numbers_in_names_are_no_patients(name, file):
+    assert not notes_on(in_classes(files_of(file)))
 
 
 def test_names_of_classes_are_no_patients():
@@ -102,7 +104,7 @@ def test_names_of_classes_are_no_patients():
 
 @pytest.mark.parametrize("kind", ["folder", "csv"])
 def test_the_expression_of_a_warning_works_when_typed(kind, tmp_path):
-    paths = in_classes(PATIENTS["of different numbers"])
+    paths = in_classes(files_of("P10{c:02}_{few}"))
     tree(tmp_path, *paths)
     if kind == "csv":
         write_table(tmp_path / "train.csv", [f"{path},{path[0]}" for path in paths])
@@ -126,7 +128,7 @@ def test_columns_of_groups_are_proposed_and_a_wrong_name_leads_to_the_right_one(
 
 @pytest.mark.parametrize("name", ["Patient (ID)", "Patient ("])
 def test_a_column_with_parentheses_is_a_column(name, tmp_path):
-    paths = in_classes(PATIENTS["clinic"])
+    paths = in_classes(files_of("P1{c:03}_{s}"))
     tree(tmp_path, *paths)
     rows = [f"{path},{path[0]},{place % 7}" for place, path in enumerate(paths)]
     write_table(tmp_path / "train.csv", rows, f"image_path,target,{name}")
