@@ -108,6 +108,7 @@ two tables, flat | @.png | {table}.csv | path,label | {path},{label} | | . | {ta
 copies of Windows | {cat,dog} (@).jpg | | | | | .
 folders, train alone | {a,b}/@.png | metadata.csv | file_name,label,split | {path},{folder},train | | .
 folders, metadata of splits | {a,b}/@.png | metadata.csv | file_name,label,split | {path},{folder},{value} | train train train test | .
+a table of few images | @.png | {value} | path,label | {path},{label} | labels.csv a.log b.log | .
 recurring names | images/ST{1,2,3}/@.jpg | labels.csv | station,file,species | {parent},{name},{label} | | .
 recurring names, images | images/ST{1,2,3}/@.jpg | labels.csv | station,file,species | {parent},{name},{label} | | images
 recurring names, table | images/ST{1,2,3}/@.jpg | labels.csv | station,file,species | {parent},{name},{label} | | labels.csv

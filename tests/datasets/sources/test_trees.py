@@ -98,6 +98,7 @@ noisy | {train_clean,train_noisy,test}/{a,b} | train_clean train_noisy |
 a train of two kinds | bus car train/{steam,electric} | train | ALL
 unlabelled | {a,b} unlabeled |  | ALL
 Datumaro's ImageNet | {a,b} no_label |  | ALL
+no image in val | train/{a,b} val/{a,b}/ |  | no images of the training's classes
 class of val | train/{a,b} val/{a,b,c} |  |
 Tiny ImageNet | train/{n1,n2}/images val/images val/val_annotations.txt! | train |
 nothing in common | training_set/{a,b} test_set/{x,y} | training_set | ALL
