@@ -153,7 +153,7 @@ def main(argv: list[str]) -> int:
         first, *others = contenders
         pairs = [(other, first) for other in others] if flags.modes else RATIOS
         figures = compare(size, contenders, flags.rounds, measure, partial(step_tables, size), flags.json, pairs)
-    device = torch.device("cuda" if visible_gpus() else "cpu")
+    device = single_process().device
     precisions = (Precision(parse_command_line(words).config.amp, device) for _, words in contenders.values())
     for misfit in dict.fromkeys(text for precision in precisions for text in precision.misfits()):
         print(f"\n{misfit}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import cells_of, config_for, each_row, line_of, refused, told
+from conftest import cells_of, cli, config_for, each_row, line_of, refused, told
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -121,7 +121,7 @@ def test_folders_of_data_are_saved_absolute(tmp_path, monkeypatch):
 
 
 def test_pyyaml_reads_the_names_that_are_written():
-    names = {"A": ["no", "on", "12:30", "1_000", "0b11", "2026-11-30", "=", "08", "010", "1e3", "nan", "null"]}
+    names = {"A": cli("no on 12:30 1_000 0b11 2026-11-30 = 08 010 1e3 nan null")}
     assert yaml.safe_load(write_yaml(names)) == names
 
 

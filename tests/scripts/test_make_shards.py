@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import timm.data
 import webdataset
-from conftest import GREY, config_for, read_samples, refused, rotated, told
+from conftest import GREY, config_for, each_value, read_samples, refused, rotated, told
 from numpy.random import default_rng
 from PIL import Image, ImageOps
 from pytest import fixture, mark, raises
@@ -140,7 +140,15 @@ def test_a_shard_ends_with_the_image_that_fills_it_and_equal_data_give_equal_byt
     assert content_of(write(folders, "again")) == content_of(output)
 
 
-@mark.parametrize("change", [{"crc": 1}, {"label": 7}, {"group": "x"}], ids=str)
+CHANGES = """
+change
+{crc: 1}
+{label: 7}
+{group: x}
+"""
+
+
+@each_value(CHANGES)
 def test_a_shard_that_is_read_back_as_another_one_is_refused(folders, monkeypatch, change):
     """Who writes to a network disk and deletes the images afterwards relies on the comparison."""
 

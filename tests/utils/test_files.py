@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from conftest import ROOT, refused
+from conftest import ROOT, cli, each_row, refused
 from pytest import fixture, mark, raises
 
 from engine.checkpoint import run_folder
@@ -63,18 +63,20 @@ def test_a_file_with_a_flipped_bit_is_refused_or_has_the_same_content_and_a_trun
     assert refusals["flipped"] > 80  # the 400 bytes of the weights alone
 
 
-@mark.parametrize(
-    "number, fix",
-    [
-        (errno.ENOSPC, "free space"),
-        (errno.EFBIG, "ulimit -f unlimited"),
-        (errno.ENOENT, "moved or deleted: move it back"),
-        (errno.EACCES, "folder writable"),
-        (errno.EROFS, "file system writable"),
-    ],
-)
-def test_full_disk_keeps_the_old_file_and_leaves_no_temporary_file(saved, monkeypatch, number, fix):
+FIXES = """
+name | fix
+ENOSPC | free space
+EFBIG | ulimit -f unlimited
+ENOENT | moved or deleted: move it back
+EACCES | folder writable
+EROFS | file system writable
+"""
+
+
+@each_row(FIXES)
+def test_full_disk_keeps_the_old_file_and_leaves_no_temporary_file(saved, monkeypatch, name, fix):
     before = saved.read_bytes()
+    number = getattr(errno, name)
 
     def full(*_):
         raise OSError(number, os.strerror(number))
@@ -92,14 +94,14 @@ def test_incomplete_last_row_is_dropped(tmp_path):
     assert read_csv_rows(tmp_path / "metrics.csv") == [{"epoch": "1", "loss": "0.5"}]  # 0.25 may have been 0.2512
 
 
-@mark.parametrize("text", ["=1+1", "=1", "@home", "-1+1", "+cmd", "-", "-1e", "--1", "cat", "'quoted'", "", "a=b"])
+@mark.parametrize("text", ["", *cli("=1+1 =1 @home -1+1 +cmd - -1e --1 cat 'quoted' a=b")])
 def test_a_cell_is_read_back_as_its_text(text):
     cell = safe_cell(text)
     assert unescaped_cell(cell) == text
     assert not cell.startswith(("=", "+", "-", "@"))
 
 
-@mark.parametrize("text", ["-1.95140779", "-1", "+3", "-.5", "-3.40282347e+38", "-1E-05"])
+@mark.parametrize("text", cli("-1.95140779 -1 +3 -.5 -3.40282347e+38 -1E-05"))
 def test_a_number_is_no_formula(text):
     assert safe_cell(text) == unescaped_cell(text) == text
     assert unescaped_cell(f"'{text}") == text  # of an older table

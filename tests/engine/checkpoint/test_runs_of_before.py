@@ -9,7 +9,19 @@ import shutil
 import tomllib
 
 import torch
-from conftest import ROOT, cli, config_for, evaluate, export_as, read_result, refused, run_here, session_for, train
+from conftest import (
+    ROOT,
+    cli,
+    config_for,
+    each_value,
+    evaluate,
+    export_as,
+    read_result,
+    refused,
+    run_here,
+    session_for,
+    train,
+)
 from pytest import approx, mark
 from safetensors.torch import save_file
 
@@ -83,7 +95,14 @@ def test_weights_of_before_are_evaluated_from_their_run_alone_and_exported(commi
     assert_figures(given, commit)
 
 
-@mark.parametrize("key, value", [("CORRECTIONS", "c.csv"), ("COLUMNS", {"label": "x", "join": {"on": "id"}})])
+GONE_LABELS = """
+key | value
+CORRECTIONS | c.csv
+COLUMNS | {label: x, join: {on: id}}
+"""
+
+
+@each_value(GONE_LABELS)
 def test_labels_by_an_option_that_is_gone_are_never_those_of_the_folders(key, value, tmp_path):
     """Refused where the data of the run are read; predictions, exports and evaluations of other data do not need it."""
     run = shutil.copytree(RUNS / "edee6d06", tmp_path / "run")

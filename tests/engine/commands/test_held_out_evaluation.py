@@ -4,9 +4,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
-from conftest import CPU, TINY_VIT, cli, config_for, log_of, only_run, read_result, refused, run_here, train
+from conftest import CPU, TINY_VIT, cli, config_for, each_value, log_of, only_run, read_result, refused, run_here, train
 from numpy.random import default_rng
-from pytest import fixture, mark
+from pytest import fixture
 
 from engine.training import end
 from engine.training.optimizer import Schedule
@@ -68,7 +68,15 @@ class Images(list[str]):
         return self[index]
 
 
-@mark.parametrize("ranks, is_shared, ends", [(1, False, False), (2, True, False), (2, False, True)])
+ERRORS = """
+ranks | is_shared | ends
+1 | false | false
+2 | true | false
+2 | false | true
+"""
+
+
+@each_value(ERRORS)
 def test_an_error_of_one_rank_ends_the_run_and_one_of_all_is_a_warning(ranks, is_shared, ends, monkeypatch):
     """The other ranks would wait for the one that goes on."""
     error = UserError("a reason")

@@ -83,11 +83,17 @@ def test_a_vit_without_fused_blocks_has_a_reason_and_another_model_none():
     assert number == 0
 
 
+KINDS = """
+options
+{}
+{ENABLED: true, DTYPE: float16, INIT_LOSS_SCALING: 8.0}
+{ENABLED: true, LEVEL: O2}
+"""
+
+
 @mark.parametrize("max_norm", [None, 0.1])
 @mark.parametrize("fused", [True, False])
-@mark.parametrize(
-    "options", [{}, {"ENABLED": True, "DTYPE": "float16", "INIT_LOSS_SCALING": 8.0}, {"ENABLED": True, "LEVEL": "O2"}]
-)
+@each_value(KINDS)
 def test_step_returns_the_gradient_norm_before_clipping(options, fused, max_norm):
     precision = Precision(Amp.model_validate(options), CPU)
     torch.manual_seed(0)

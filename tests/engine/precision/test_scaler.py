@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from unittest.mock import MagicMock
 
 import torch
-from conftest import SMALL_BATCHES, assert_same_state, optimizer_of, states, train
+from conftest import SMALL_BATCHES, assert_same_state, each_value, optimizer_of, states, train
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import approx, mark
@@ -124,7 +124,15 @@ def test_real_overflows_lower_the_scale_until_it_fits(digits_argv, any_device):
     assert state["model"]["head.weight"].any()  # zeros before the first applied step
 
 
-@mark.parametrize("amp", [{}, {"ENABLED": True, "DTYPE": "bfloat16"}, {"ENABLED": True, "DTYPE": "float16"}])
+KINDS = """
+amp
+{}
+{ENABLED: true, DTYPE: bfloat16}
+{ENABLED: true, DTYPE: float16}
+"""
+
+
+@each_value(KINDS)
 def test_limit_of_consecutive_skipped_steps(amp):
     training = Training(Amp.model_validate({**amp, "MAX_SKIPPED_STEPS": 3}))
     results = []

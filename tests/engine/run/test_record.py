@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
-from conftest import cli, log_of, read_result, train
+from conftest import cli, each_value, log_of, read_result, train
 from pytest import mark
 
 from engine.checkpoint.files import load_checkpoint
@@ -238,12 +238,17 @@ def test_a_damaged_record_is_begun_anew(tmp_path, text):
     assert read_run(tmp_path)["warnings"] == {"one": 1}
 
 
-@mark.parametrize(
-    "values",
-    [
-        None, 7, "cpu", {}, {"processes": "many", "device": "cpu", "precision": "float32"}
-    ]
-)  # fmt: skip
+DAMAGED_FACTS = """
+values
+null
+7
+cpu
+{}
+{processes: many, device: cpu, precision: float32}
+"""
+
+
+@each_value(DAMAGED_FACTS)
 def test_a_damaged_fact_is_none(values):
     assert read_fact({"Devices": values}, Devices) is None
 

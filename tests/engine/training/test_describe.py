@@ -98,7 +98,16 @@ def test_what_one_process_does_not_use_is_named(given):
     assert re.findall(r"PARALLEL\.(\w+)", text) == [*given]
 
 
-@mark.parametrize("optimizer, lr", [("AdamW", 3e-4), ("SGD", 3e-5), ("nesterov", 3e-5), ("sgdw", 3e-5)])
+RATES = """
+optimizer | lr
+AdamW | 3e-4
+SGD | 3e-5
+nesterov | 3e-5
+sgdw | 3e-5
+"""
+
+
+@each_value(RATES)
 def test_the_warning_about_another_batch_size_has_the_fitting_rate(optimizer, lr):
     options = {"BASE_LR": 3e-3, "BASE_LR_BATCH_SIZE": 6400, "OPTIMIZER": {"NAME": optimizer}}
     (warning,) = misfits(options)

@@ -245,7 +245,16 @@ def options_of(name: str, **values) -> Train:
     return Train.model_validate(rates | {"LR_SCHEDULER": {"NAME": name, **DECAYS[name]}} | values)
 
 
-@mark.parametrize("warmup, prefix", [(0, True), (3, True), (20, True), (3, False)])
+WARMUPS = """
+warmup | prefix
+0 | true
+3 | true
+20 | true
+3 | false
+"""
+
+
+@each_value(WARMUPS)
 @mark.parametrize("name", ["cosine", "linear", "step"])
 def test_the_warmup_prefix_equals_timms(name, warmup, prefix):
     """PaddleViT's cosine has the prefix. timm's --epochs does not count the warm-up as a prefix; NUM_EPOCHS does."""

@@ -9,6 +9,7 @@ import pickle
 import re
 import tracemalloc
 import types
+from ast import literal_eval
 from collections import OrderedDict
 from functools import partial
 from pathlib import Path
@@ -70,8 +71,17 @@ def objects() -> dict:
     return {f"{number}": value for number, value in enumerate(values)}
 
 
+ENDINGS = """
+ending | protocol
+'' | 2
+.pth.tar | 3
+.pdf | 4
+'' | 5
+"""
+
+
 @mark.filterwarnings("ignore")
-@mark.parametrize("ending, protocol", [("", 2), (".pth.tar", 3), (".pdf", 4), ("", 5)])
+@each_value(ENDINGS)
 @mark.parametrize("zipped", [True, False])
 def test_objects_beside_the_weights_the_ending_and_the_protocol_do_not_matter(tmp_path, zipped, ending, protocol):
     model = small_vit()
@@ -488,11 +498,19 @@ def test_channels_of_the_first_convolution(saved, name):
             assert_close(read, adapt_input_conv(read.shape[1], weight, weight.shape[1]))
 
 
-@mark.parametrize("arguments", [
-    {"img_size": None, "input_size": [3, 48, 64]}, {"input_size": 48}, {"img_size": 48, "input_size": None}, {},
-    {"img_size": None, "input_size": (48, 64, 3)}, {"img_size": None, "input_size": (1, 3, 48, 64)},
-    {"image_size": [48]}, {"img_size": None, "input_size": (48, 64)}
-])  # fmt: skip
+ARGUMENTS = """
+{"img_size": None, "input_size": [3, 48, 64]}
+{"input_size": 48}
+{"img_size": 48, "input_size": None}
+{}
+{"img_size": None, "input_size": (48, 64, 3)}
+{"img_size": None, "input_size": (1, 3, 48, 64)}
+{"image_size": [48]}
+{"img_size": None, "input_size": (48, 64)}
+"""
+
+
+@mark.parametrize("arguments", map(literal_eval, ARGUMENTS.split("\n")[1:-1]), ids=str)
 def test_the_image_size_and_the_model_that_a_file_states(saved, arguments):
     model = create_model("test_vit", img_size=32, num_classes=3)
     content = {"state_dict": model.state_dict(), "args": argparse.Namespace(model="test_vit", **arguments)}
