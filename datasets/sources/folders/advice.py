@@ -264,7 +264,9 @@ def _class_folders(given: Path, levels: Levels, sizes: Mapping[str, int]) -> lis
         return []
     cases = level_of_cases(sizes, 0, FEWEST)
     found = _folders(given, class_folders=True, groups=of_level(cases) if cases > 0 else "")
-    return [Way(f"if each of these folders is a class, -opts {found.options}", found)] if found.is_read else []
+    if not found.is_read or found.counts.keys() != {*map(to_nfc, levels.sizes)}:  # those around them, as val and test
+        return []
+    return [Way(f"if each of these folders is a class, -opts {found.options}", found)]
 
 
 def _folders_of_levels(sizes: Mapping[str, int]) -> str:

@@ -140,6 +140,7 @@ RAF-DB | Image/aligned/{train,test}_@_aligned.jpg | EmoLabel/list_patition_label
 organs | {train,val}/{colon/{colon_aca,colon_n},lung/{lung_aca,lung_n}}/@.jpg | | | | | .
 items | {train_images,test_images}/{item1,item2}/@.jpg | | | | | .
 slides | {seg_train,seg_test}/{TCGA-A1-A0SB-01Z,TCGA-B2-C0SC-01Z}/@.jpg | | | | | .
+variants in val and test | {val,test}/{grey,color}/{a,b}/@.jpg | | | | | .
 bricks | {2x4 3001,2x2 3003,1x1 3005}/@.png | | | | | .
 Dataset in splits | {train,val}/Dataset/{a,b}/@.jpg | | | | | .
 one folder of splits | ants/{train,val}/{a,b}/@.jpg | | | | | .
