@@ -241,7 +241,7 @@ def test_a_family_that_timm_cannot_rebuild_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@mark.parametrize("kind", ["safetensors", "hf", slow("torch_export")])
+@mark.parametrize("kind", ["hf", slow("safetensors"), slow("torch_export")])
 def test_an_export_has_one_model_in_memory(kind, tmp_path, monkeypatch):
     config = config_for("-dataset=digits", "-opts", *TINY_VIT, "MODEL.EMBED_DIM=256", "DATA.IMAGE_CHANNELS=1")
     before = tensor_bytes_in_memory()

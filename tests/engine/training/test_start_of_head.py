@@ -18,6 +18,7 @@ from conftest import (
     rows,
     run_folders,
     run_here,
+    slow,
     states,
     train,
 )
@@ -101,7 +102,7 @@ def test_a_sharded_run_without_time_trains_a_step(backbone, tmp_path, ranks):
     assert read_result(folder)["probe_score"] is not None
 
 
-@mark.parametrize("options", [("MODEL.TUNE=lora",), ("MODEL.TUNE=last:1", "TRAIN.MODEL_EMA=true")])
+@mark.parametrize("options", [slow(("MODEL.TUNE=lora",)), ("MODEL.TUNE=last:1", "TRAIN.MODEL_EMA=true")])
 def test_all_kinds_of_tuning_and_an_average_start_from_it(backbone, probed, tmp_path, options):
     flags = tuned(tmp_path, backbone, *options, "TRAIN.MAX_STEPS=1", "TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0")
     last = torch.load(train(flags) / "last.pth")
