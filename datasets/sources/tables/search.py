@@ -167,8 +167,9 @@ def with_folder(table: Table, name: str) -> str:
     places = [root, *paths_in(root, "*/")[:20]]
     for number, (_, cells) in enumerate(islice(table, 200)):
         tried = places if number < 10 else [root]  # a server's disk answers a thousand times a second
-        for folder in filter(cells.get, table.header):
+        folders = [column for column in table.header if column not in ("", name) and cells[column]]
+        for folder in folders:
             path = mend(f"{cells[folder]}/{cells[name]}")
-            if folder and any(os.path.isfile(f"{place}/{path}") for place in tried):
+            if any(os.path.isfile(f"{place}/{path}") for place in tried):
                 return f"{folder}/{name}"
     return name
