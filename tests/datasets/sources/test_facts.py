@@ -54,7 +54,6 @@ two columns of names | a/@.jpg | train.csv | id,label | {stem},{label} | | .
 tables of splits | {train,val}/@.png | {folder}.csv | id,label | {stem},{label} | | .
 tables of splits, windows | {train,val}/@.png | {folder}.csv | path,label | {windows},{label} | | .
 tables in the folders | {train,val}/@.png | {folder}/metadata.csv | file_name,label | {name},{label} | | .
-two columns of labels, paths from above | a/@.png | labels.csv | path,p,q | ../R/{path},{label},{label} | | labels.csv
 # Folders of splits
 train, test, extra | {train,test,extra}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
 deep splits | a/b/c/d/{train,test}/@.png | labels.csv | path,label | {path},{label} | | labels.csv

@@ -9,6 +9,8 @@ from test_tables import read
 from datasets.reading import unlabelled
 from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.split import RunSplit, hash_paths
+from datasets.sources.tables.files import open_table
+from datasets.sources.tables.search import with_folder
 
 NUMBERS = range(12)
 IMAGES = [f"{split}/{n}.png" for split in ("train", "test") for n in NUMBERS]
@@ -167,3 +169,10 @@ def test_splits_of_the_images_of_a_table_in_a_file_beside_it(file, header, line,
     splits = read_splits(given)
     assert sum(map(len, splits)) == len(NUMBERS)
     assert [file in note for note in told(splits[0].notes, "lists of splits", "warning")] == [True] * (found == "list")
+
+
+def test_the_column_of_paths_is_no_folder_of_itself(tmp_path):
+    tree(tmp_path, "0.jpg", "tables/")
+    table = tmp_path / "tables" / "labels.csv"
+    write_table(table, ["../0.jpg,a"], "path,label")
+    assert with_folder(open_table(table), "path") == "path"
