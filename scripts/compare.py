@@ -12,6 +12,7 @@ programs (docs/operation.md).
 """
 
 import math
+import re
 import sys
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -178,9 +179,11 @@ def _by_seed(name: str) -> dict[Any, Path]:
     if folder.is_dir() and not any(folder.glob("*.pth")):
         runs = [path for path, state in newest_runs(folder).values() if state in finished]
     elif folder.parent.is_dir() and not folder.exists():
-        words = {*folder.name.split(",")}
-        of_sweep = newest_runs(folder.parent).items()
-        runs = [path for run, (path, state) in of_sweep if words <= {*run.split(",")} and state in finished]
+        words = _values_in(folder.name)
+        of_sweep = newest_runs(folder.parent)
+        runs = [path for run, (path, state) in of_sweep.items() if words <= _values_in(run) and state in finished]
+        if of_sweep and "=" in folder.name and not runs:
+            raise UserError(f"{name}: no finished run of the sweep has this value; they are {list_names([*of_sweep])}")
     if not runs:
         return {None: locate_weights(find_source(name))}
     contents = [read_contents(run) for run in runs]
@@ -188,6 +191,11 @@ def _by_seed(name: str) -> dict[Any, Path]:
     if others:
         raise UserError(f"{name}: its runs differ in {list_names(others)}; give SWEEP/KEY=VALUE")
     return {one.options["SEED"]: locate_weights(one.folder) for one in contents}
+
+
+def _values_in(name: str) -> set[str]:
+    """The options in the name of a run or of a setting: BASE_LR=0.1 of TRAIN.BASE_LR=0.1, too."""
+    return {re.sub(r"^[\w.]+\.(?=\w+=)", "", word) for word in name.split(",")}
 
 
 class Compared(NamedTuple):
@@ -341,6 +349,8 @@ def judge(limits_at: LimitsAt, margin: float, images: int, seeds: int = 1) -> tu
     if needed < len(counts):
         fix = f"about {counts[needed]} seeds of each setting are needed; repeat the command of the sweep with as many "
         fix += "values in -set SEED, which trains the missing ones"
+    elif seeds > 1 and is_told(len(numbers) / images, _MOST_SEEDS / seeds):
+        fix = f"more images alone, or more seeds alone, are not enough for a margin of {margin:g}; give more of both"
     return UNKNOWN, f"Cannot be told: {fix}"
 
 

@@ -253,6 +253,7 @@ def test_the_number_of_needed_seeds_is_told_where_no_number_of_images_is_enough(
     status, verdict = judge(limits_at, 5, 2000, 4)
     assert status == compare.UNKNOWN
     assert f"about {needed} seeds" in verdict
+    assert "more of both" in judge(limits_at, 1, 2000, 4)[1]
     assert "larger -margin" in judge(limits_at, 0.1, 2000, 4)[1]
 
 
@@ -416,12 +417,14 @@ def test_settings_of_a_sweep_are_compared_over_their_seeds(grown, tmp_path, comp
             config = (folder / "config.yaml").read_text()
             (folder / "config.yaml").write_text(re.sub(r"(?m)^SEED: .*", f"SEED: {seed}", config))
     sweep = tmp_path / "sweep"
-    status, text = compared(sweep / "LR=1", sweep / "LR=2", "-metric=loss")
+    status, text = compared(sweep / "TRAIN.LR=1", sweep / "LR=2", "-metric=loss")
     assert (status, len(models)) == (0, 6)
     assert difference in text
     assert "mean of 3 seeds, deviation 0" in text
     with refused("TRAIN.BASE_LR"):
         compared(sweep, sweep / "LR=2")
+    with refused("LR=1,SEED=4"):
+        compared(sweep / "LR=3", sweep / "LR=2")
     with refused("3 seeds in common"):
         compared(sweep / "LR=1", sweep / "LR=2,SEED=4")
     with refused(POINT):
