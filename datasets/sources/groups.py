@@ -326,7 +326,7 @@ def warn_of_shared_groups(rows: Rows, wanted: Wanted) -> Rows:
     for one, other in combinations(groups, 2):
         shared = sorted(groups[one] & groups[other])
         if shared:
-            text = f"{len(shared)} group(s) are in both {one} and {other}, such as {shorten(shared[0])}"
-            text = f"the figures of {other} are not independent: {text}; leave their images out of one of them"
+            text = f"{len(shared)} group(s) are in both, such as {shorten(shared[0])}"
+            text = f"the figures of {other} are not independent of {one}: {text}; leave their images out of one of them"
             rows = rows.noted(Note("warning", text, misleads=True))
     return rows

@@ -461,7 +461,7 @@ def test_make_shards_writes_the_groups(folder, tmp_path):
     train, val = read(tmp_path / "out", "group", dataset="tar")
     assert_apart(train, val)
     assert Counter(train.groups) + Counter(val.groups) == Counter(group for *_, group in IMAGES)
-    assert not told(train.notes, "in both train and val")
+    assert not told(train.notes, "val are not independent of train")
     with refused(r"GROUPS patient: .*train-000000\.tar/"):
         read(tmp_path / "out", "patient", dataset="tar")
 

@@ -212,7 +212,7 @@ def test_groups_in_two_splits_are_named(patient, split, labelled):
     file = labelled(LABELS, site=SITES, patient=patients)
     given = {"columns": {"split": {"column": "site", "test": ["Süd"], "val": [7]}}, "groups": "patient"}
     (note,) = told(read(file, **given)[0].notes, "both", "warning")
-    assert f"1 group(s) are in both {split} and test, such as '{patient}'" in note
+    assert f"test are not independent of {split}: 1 group(s) are in both, such as '{patient}'" in note
 
 
 def test_a_run_that_exists_keeps_its_split_and_encoding(labelled):
