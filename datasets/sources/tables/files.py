@@ -81,7 +81,7 @@ class Layout:
 
     def leaves_out(self, cells: Cells) -> bool:
         """Whether the label of a row is unknown (cells in DATA.COLUMNS)."""
-        return not self.is_one_hot and any(self.values[cells[name]] is None for name in self.labels)
+        return not self.is_one_hot and None in [self.values[cells[name]] for name in self.labels]
 
     def labels_in(self, cells: Cells, unread: Counter[str] | None = None) -> list[str]:
         """The text of the label of a row, or the names of its columns with 1; may be empty.

@@ -40,6 +40,7 @@ class TableRows:
         self.lines = array("i")
         self._files = StringPacker() if places.has_names else self.names
         self.target_ids: dict[tuple[str, ...], int] = {}
+        self._id_of = dict[tuple[str, ...], int]()  # by labels as they are written
         self.classes: tuple[str, ...] = ()
         self.findings: list[Finding] = []
         self.unread: UserError | None = None  # about cells that are neither 0 nor 1
@@ -56,9 +57,10 @@ class TableRows:
         if place.problem:
             self.add_finding(line, place.problem)
             return
-        target = [*target]
-        if any(map(NO_LABELS.match, target)):
-            problem = f"label {shorten(target)} is an object or a number per class"
+        target = tuple(target)
+        target_id = self._id_of.get(target)  # of most rows: their labels were read before
+        if target_id is None and any(map(NO_LABELS.match, target)):
+            problem = f"label {shorten([*target])} is an object or a number per class"
             self.add_finding(line, f"{problem}; write names, with | between several")
             return
         if self.labels:
@@ -67,11 +69,15 @@ class TableRows:
                 text = f"DATA.LABELS {format_value(self.labels)} does not match {shorten(place.file)}; correct it"
                 self.add_finding(line, text)
                 return
-            target = [label]
+            target = (label,)
+            target_id = self._id_of.get(target)
+        if target_id is None:
+            target_id = self.target_ids.setdefault(tuple(map(to_nfc, target)), len(self.target_ids))
+            self._id_of[target] = target_id
         self.names.add(place.name)
         if self._files is not self.names:
             self._files.add(place.file)
-        self.row_target_ids.append(self.target_ids.setdefault(tuple(map(to_nfc, target)), len(self.target_ids)))
+        self.row_target_ids.append(target_id)
         self.lines.append(line)
 
     def add_finding(self, line: int, problem: str) -> None:
