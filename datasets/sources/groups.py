@@ -61,25 +61,27 @@ _COPY = re.compile(
 
 
 def suggest_groups(listing: ImageFiles, data: Data, table: Table | None, is_cut: bool) -> list[Note]:
-    """A note with the DATA.GROUPS for which there is evidence: a column of the table, folders, names of files.
+    """A warning with the DATA.GROUPS for which there is evidence: a column of the table, folders, names of files.
 
     listing: the training images, before the split. is_cut: the run holds a part of them out. The names of other data
     are not searched: their authors have split them.
     """
     if data.groups or properties_of(data.dataset).groups_by == "field":
         return []
-    notes = []
-    purpose = "to keep the images of each in one split" if is_cut else "to check the splits, and for figures of groups"
+    text = ""
+    purpose = "to check the splits, and for figures of groups"
+    if is_cut:
+        purpose = "figures are too high if images of one are in both splits"
     if table:
-        notes = _cases_in_column(table, data, purpose)
+        text = _cases_in_column(table, data, purpose)
     elif not data.labels:
-        notes = _cases_in_folders(listing, purpose) or _cases_beside(listing, data, purpose)
-    if notes or not is_cut:
-        return notes
-    return _cases_in_names(listing)
+        text = _cases_in_folders(listing, purpose) or _cases_beside(listing, data, purpose)
+    if is_cut:
+        text = text or _cases_in_names(listing)
+    return [Note("warning", text, misleads=is_cut)] if text else []
 
 
-def _cases_in_column(table: Table, data: Data, purpose: str) -> list[Note]:
+def _cases_in_column(table: Table, data: Data, purpose: str) -> str:
     """Of columns by their names, and by values that recur, are more than a few categories, and of which each class has
     several. The fewest values are first, such as of a site with several sequences of images.
     """
@@ -87,16 +89,16 @@ def _cases_in_column(table: Table, data: Data, purpose: str) -> list[Note]:
     others = {layout.path, *layout.labels, layout.split}
     names = [name for name in table.header if _COLUMN.fullmatch(name) and name not in others]
     if not names:
-        return []
+        return ""
     in_classes = {name: Counter[tuple[str, str]]() for name in names}
     for _, cells in table:
         label = "" if data.multi_label else " ".join(layout.labels_in(cells))
         for name, pairs in in_classes.items():
             pairs[cells[name], label] += 1
-    return _note_on_columns(table, in_classes, purpose)
+    return _text_of_columns(table, in_classes, purpose)
 
 
-def _cases_beside(listing: ImageFiles, data: Data, purpose: str) -> list[Note]:
+def _cases_beside(listing: ImageFiles, data: Data, purpose: str) -> str:
     """Of columns of a table beside class folders that names all images, as `_cases_in_column`."""
     targets = listing.arrays["targets"].tolist()
     for table in _tables_beside(listing, data):
@@ -106,24 +108,24 @@ def _cases_beside(listing: ImageFiles, data: Data, purpose: str) -> list[Note]:
                 groups = _groups_in_column(listing, table, data, name)
                 if groups:
                     in_classes[name] = Counter(zip(groups, map(str, targets), strict=True))
-        notes = _note_on_columns(table, in_classes, purpose)
-        if notes:
-            return notes
-    return []
+        text = _text_of_columns(table, in_classes, purpose)
+        if text:
+            return text
+    return ""
 
 
-def _note_on_columns(table: Table, in_classes: Mapping[str, Counter[tuple[str, str]]], purpose: str) -> list[Note]:
+def _text_of_columns(table: Table, in_classes: Mapping[str, Counter[tuple[str, str]]], purpose: str) -> str:
     """in_classes: of each column, the images of each value in each class."""
     sizes = {name: len({value for value, _ in pairs}) for name, pairs in in_classes.items() if _are_groups(pairs)}
     if not sizes:
-        return []
+        return ""
     found = sorted(sizes, key=sizes.__getitem__)
     number = in_classes[found[0]].total()
     options = [
         f"-opts {words_of(groups=name)} ({sizes[name]:,} values, {number / sizes[name]:.3g} images a value)"
         for name in found
     ]
-    return [Note("screen", f"{table.file}: {purpose}: {' or '.join(options)}")]
+    return f"{table.file}: {purpose}: {' or '.join(options)}"
 
 
 def _are_groups(rows: Counter[tuple[str, str]]) -> bool:
@@ -134,17 +136,17 @@ def _are_groups(rows: Counter[tuple[str, str]]) -> bool:
     return are_several and "" not in values  # each image needs a group
 
 
-def _cases_in_folders(listing: ImageFiles, purpose: str) -> list[Note]:
+def _cases_in_folders(listing: ImageFiles, purpose: str) -> str:
     """Of folders with numbers in the class folders: colon/{p01,p02}."""
     folders = [*listing.sizes]
     level = level_of_cases(listing.sizes, 0)
     if len(listing.class_names) < 2 or level < 0 or not all("/" in folder for folder in folders):
-        return []
+        return ""
     cases = {(folder.split("/")[level], folder.partition("/")[0]) for folder in folders}
     if len(dict(cases)) < min(len(cases), FEWEST):  # a few are in several classes, as magnifications
-        return []
+        return ""
     text = f"{len(cases)} folders with numbers in the class folders, such as {shorten(min(cases)[0])}"
-    return [Note("screen", f"{listing.root}: {text}; {purpose}: -opts {words_of(groups=of_level(level))}")]
+    return f"{listing.root}: {text}; {purpose}: -opts {words_of(groups=of_level(level))}"
 
 
 def level_of_cases(sizes: Mapping[str, int], of_labels: int, fewest: int = 2) -> int:
@@ -156,7 +158,7 @@ def level_of_cases(sizes: Mapping[str, int], of_labels: int, fewest: int = 2) ->
     return best[1]
 
 
-def _cases_in_names(listing: ImageFiles) -> list[Note]:
+def _cases_in_names(listing: ImageFiles) -> str:
     """Of the first expression whose text are cases in the names of files: P1001_1.jpg, P1001_2.jpg."""
     paths = [*map(to_nfc, islice(listing.places, 20_000))]
     targets = listing.arrays["targets"]
@@ -164,15 +166,15 @@ def _cases_in_names(listing: ImageFiles) -> list[Note]:
     undated = (_NO_CASE.sub(lambda match: re.sub(r"\d", "x", match[0]), path) for path in paths)
     stems = [os.path.splitext(path)[0] for path in undated]
     if 4 * sum(_COPY.search(os.path.basename(stem)) is not None for stem in stems) > len(stems):
-        return []
+        return ""
     for expression in _IN_NAMES:
         matches = [match for match in map(re.compile(expression).search, paths) if match]
         if len(matches) == len(paths) and _are_cases(stems, [match.span(1) for match in matches], classes):
             problem = f"figures are too high if {shorten(matches[0][1])} is a patient"
             fix = f"-opts {words_of(groups=expression)} keeps the images of each on one side"
             number = len({match[1] for match in matches})
-            return [Note("warning", f"{problem}: {fix} ({number:,} in {len(paths):,} names of files)", misleads=True)]
-    return []
+            return f"{problem}: {fix} ({number:,} in {len(paths):,} names of files)"
+    return ""
 
 
 def _are_cases(stems: Sequence[str], spans: Sequence[tuple[int, int]], classes: Sequence[int]) -> bool:

@@ -1,6 +1,7 @@
 """Stages that name and number the classes of the rows: by DATA.RENAME, ONLY_CLASSES, CLASSES, and a checkpoint."""
 
 import json
+import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence, Set
@@ -14,6 +15,8 @@ from datasets.sources.samples import Samples
 from datasets.sources.source import Wanted
 from utils.errors import UserError, did_you_mean
 from utils.notes import Note
+
+_LACKING = re.compile(r"(?i:nan|null|<na>|n/a)|-1(\.0)?|NA|None")  # as programs write a label that lacks
 
 
 def check_names(rows: Rows, wanted: Wanted) -> Rows:
@@ -102,6 +105,15 @@ def take_classes(rows: Rows, wanted: Wanted) -> Rows:
     counts = _count(rows)
     left_out = list_names([f"{names[label]} ({counts[label]} images)" for label in others], 5)
     return taken.noted(Note("screen", f"left out: {left_out}, DATA.ONLY_CLASSES"))
+
+
+def warn_of_lacking(rows: Rows, wanted: Wanted) -> Rows:
+    """Notes the trained classes whose names are of lacking labels."""
+    odd = [*filter(_LACKING.fullmatch, rows.class_names)]
+    if not odd or "train" not in rows.splits:
+        return rows
+    text = f"{list_names(odd)} is trained as a class; if it is no label, remove its images or rows"
+    return rows.noted(Note("warning", f"{text}: {wanted.data.data_path}"))
 
 
 def _count(rows: Rows) -> np.ndarray:

@@ -198,19 +198,24 @@ def _adds_labels(answer: Answer, file: Path, known: Set[str], is_named: bool, se
 
 
 def _advise_join(file: Path, any_labels: bool) -> list[Way]:
-    """The way on if a table beside the one that names the images shares a column with it, and has others.
+    """The way on if a table beside the one that names the images shares a column with it, and has others: with several
+    values in the shared rows, unlike a sample submission.
 
     any_labels: also without a column whose name says that it has labels.
     """
-    header = open_table(file, _ANY).header
+    table = open_table(file, _ANY)
     for other in FoundFiles(file.parent).top()[1]:
         if not other.lower().endswith(TABLE_SUFFIXES) or other == file.name:
             continue
         first_line = _text_of(file.parent / other).partition("\n")[0]  # it may be large
         names = [name.strip(' "\r') for name in re.split(r"[,;\t|]", first_line)]
-        shared = [name for name in names if name in header]
-        added = [name for name in names if name not in shared]
-        if shared and (any(map(_LABEL_NAME.search, added)) or (added and any_labels)):
+        shared = [name for name in names if name in table.header]
+        added = [name for name in names if name not in shared and (any_labels or _LABEL_NAME.search(name))]
+        if not (shared and added):
+            continue
+        known = {*table.column(shared[0])}
+        rows = [cells for _, cells in open_table(file.parent / other, _ANY) if cells.get(shared[0]) in known]
+        if any(len({cells.get(name) for cells in rows}) > 1 for name in added):
             return [Way(f"{TWO_TABLES} of {file} and {other}, which share the column {shorten(shared[0])}")]
     return []
 
@@ -348,7 +353,9 @@ def _other_data(root: Path, images: Sequence[str]) -> list[Way]:
     """The lists that are not read, and a way to read well-known data."""
     stems = set(map(_stem, images))
     lists = [path for path in files_beside(root) if names_images(path, stems) or re.search(WORKBOOK, path.name)]
-    lists = lists or [*islice(root.rglob("*.json"), 1)]  # of a single image
+    walked = ((folder, name) for folder, _, names in FoundFiles(root).walk(root) for name in names)
+    of_images = (Path(folder, name) for folder, name in walked if name.endswith(".json"))
+    lists = lists or [*islice(of_images, 1)]  # of a single image
     move = Way("move the images of each class into one folder (docs/data.md#labels-of-folders)")
     public = Way("-dataset=torchvision/NAME reads public data sets")
     if not lists:

@@ -213,7 +213,7 @@ def read_table(part: TableSplit, train_part: TableSplit, wanted: Wanted) -> Imag
         problem = f"is not in {train_rows.file}; correct it, or add it there"
         if rows.file == train_rows.file:
             problem = "has no row of train; correct it, or add one"
-        notes += _notes_on_names(train_rows.file, class_names)
+        notes += _notes_on_words(train_rows.file, class_names)
     labels_of = [[label_of.get(name, -1) for name in names] for names in names_of]
     findings = [*rows.findings]
     if data.multi_label:
@@ -285,17 +285,13 @@ def _known_labels(target: Iterable[str]) -> list[str]:
     return [name for name in target if not name.startswith(UNKNOWN_MARK)]
 
 
-def _notes_on_names(file: Path, names: Sequence[str]) -> list[Note]:
-    notes = []
-    if odd := [name for name in names if name.lower() in ("nan", "-1")]:  # as programs write a label that lacks
-        fix = "if it is no label, empty its cells or remove its rows"
-        notes.append(Note("warning", f"{list_names(odd)} is trained as a class; {fix}: {file}"))
+def _notes_on_words(file: Path, names: Sequence[str]) -> list[Note]:
     words = {word for name in names for word in re.split(r"[,\s]+", name)}
-    if len(words) < len(names) or _are_decimals(names):  # 0,5 is a grade, or 0 and 5
-        text = f"{file}: the {len(names)} classes combine {len(words)} words: {list_names(names, 2)}"
-        fix = "if these are several labels of an image: -dataset=csv -opts DATA.MULTI_LABEL=true"
-        notes.append(Note("warning", f"{text}; {fix}"))
-    return notes
+    if len(words) >= len(names) and not _are_decimals(names):  # 0,5 is a grade, or 0 and 5
+        return []
+    text = f"{file}: the {len(names)} classes combine {len(words)} words: {list_names(names, 2)}"
+    fix = "if these are several labels of an image: -dataset=csv -opts DATA.MULTI_LABEL=true"
+    return [Note("warning", f"{text}; {fix}")]
 
 
 def _notes_on_no_label(

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import each_row, line_of, told
+from conftest import each_row, line_of
 from source_helpers import classes_of, expand, options, read_splits, tree, typed
 
 from datasets.sources.tables.columns import likely_columns
@@ -111,7 +111,7 @@ def test_classes_in_the_folders_of_folders(name, parts, number, tmp_path):
     given = write(tmp_path, images)
     try:
         train, *_ = read_splits(given)
-        (text,) = told(train.notes, kind="screen")
+        (text,) = [note.text for note in train.notes if note.kind != "log"]
     except UserError as error:
         text = str(error)
     advised = [one for one in typed(text, given) if one.labels or one.columns]

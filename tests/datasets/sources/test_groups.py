@@ -177,7 +177,7 @@ def test_columns_are_groups_by_names_and_values(header, row, columns, tmp_path):
         rows.append(f"{path},{label},{row.format(image=image, label=label, **values)}")
     write_table(tmp_path / "train.csv", rows, f"image_path,target,{header}")
     given = options(tmp_path, dataset="csv")
-    notes = told(read_splits(given)[0].notes, "-opts", "screen")
+    notes = told(read_splits(given)[0].notes, "-opts", "warning")  # which always have a line of the screen
     advised = [one for note in notes for one in typed(note, given)]
     assert [one.groups for one in advised] == shlex.split(columns)
     assert all(sum(groups_apart(*read_splits(one))) >= 12 for one in advised)
@@ -208,7 +208,7 @@ def test_groups_of_class_folders_are_a_column_of_the_table_beside_them(tmp_path)
     root = tree(tmp_path, *paths)
     write_table(root / "b.csv", [f"{path},P{path[2:-4]}" for path in paths], "file,patient")
     given = options(root, class_folders=True)
-    (note,) = told(read_splits(given)[0].notes, "DATA.GROUPS", "screen")
+    (note,) = told(read_splits(given)[0].notes, "DATA.GROUPS", "warning")
     assert "DATA.GROUPS=patient (12 values, 2 images a value)" in note
     write_table(root / "a.csv", ["a/0.jpg,P0"], "file,patient")
     (root / "notes.csv").write_bytes("straße".encode("latin-1"))

@@ -51,10 +51,14 @@ def test_an_id_of_two_images_is_refused_unless_it_is_a_path_or_a_broken_link(tmp
 
 
 def test_labels_in_a_table_that_shares_a_column_are_a_question(tmp_path):
-    """One that is unrelated to the images and has no column of labels is none, and is not read."""
+    """One that is unrelated to the images and has no column of labels is none, and is not read; nor are the labels of
+    other images, and one of a sample submission for all.
+    """
     tree(tmp_path, *(f"site{n // 20}/{n}.jpg" for n in range(40)))
     write_table(tmp_path / "media.csv", [f"m{n},site{n // 20}/{n}.jpg" for n in range(40)], "mediaID,filePath")
     write_table(tmp_path / "trips.csv", [f"m{n},{n}" for n in range(40)], "mediaID,fare")
+    write_table(tmp_path / "sample.csv", [f"m{n},a" for n in range(40)], "mediaID,species")
+    write_table(tmp_path / "train.tsv", [f"x{n}\t{'ab'[n % 2]}" for n in range(40)], "mediaID\tspecies")
     given = options(tmp_path, dataset="folder")
     assert read_splits(given)[0].class_names == ["site0", "site1"]
     write_table(tmp_path / "seen.csv", [f"m{n},{'ab'[n % 2]}" for n in range(40)], "mediaID,species")

@@ -30,7 +30,7 @@ camel | {ImgTrain,ImgTest}/{a,b} | a b | 6 2 8 | 0
 classes beside splits | {a,b} {validation,Test}/{a,b} predictions | a b | 8 8 8 | 0
 classes of classes | colon/{aca,n} lung/{aca2,n2,scc} | colon lung | 18 2 | 0
 varieties | rose/{red,white} tulip/{red,yellow} daisy | daisy rose tulip | 17 3 | 0
-patients in classes | well/{p1,p2} ill/{p3,p4} | ill well | 14 2 | 0
+patients in classes | well/{p1,p2} ill/{p3,p4} | ill well | 14 2 | 1
 vehicles | bus car train | bus car train | 9 3 | 1
 words that begin so | {prey,valley,trains,TESTAMENT} | TESTAMENT prey trains valley | 12 4 | 0
 lists of PaddleClas | {a,b} {train,val}.txt! | a b | 6 2 | 1
@@ -56,6 +56,7 @@ numbered classes of few images | class{1,2,3,4,5}/{a,b}.jpg | class1 class2 clas
 grades | Grade_{1,2,3,4,5}/{a,b}.jpg | Grade_1 Grade_2 Grade_3 Grade_4 Grade_5 | 5 5 | 0
 types | type-{1,2,3,4,5}/{a,b}.jpg | type-1 type-2 type-3 type-4 type-5 | 5 5 | 0
 official splits by number | {x,y,z} train_test_split.txt! | x y z | 9 3 | 1
+lacking labels | {a,b,nan,None,-1} | -1 None a b nan | 15 5 | 1
 names of masks | {a,b}/{cat_0,cat_1,mask_0,mask_1,3_mask}.jpg | a b | 8 2 | 0
 """
 
