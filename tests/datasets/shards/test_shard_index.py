@@ -5,7 +5,6 @@ import json
 import random
 
 import numpy as np
-import pytest
 from conftest import each_row, line_of, refused
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,70 +114,50 @@ def npz(**arrays: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def error_of_parts(change):
-    """The error about an index with valid checksums, after a change of its arrays and of `about`."""
-    with np.load(io.BytesIO(encode_index(index_of([[1, 2], [3]])))) as file:
-        parts = dict(file)
-    parts["about"] = json.loads(parts["about"].tobytes())
-    change(parts)
-    about = json.dumps(parts["about"]).encode()
-    error_of(npz(**parts | {"about": np.frombuffer(about, "u1")}))
-
-
-# A place in the arrays, or in `about` (the format, shards, class names, keys of the labels and groups), and its value
+# Statements that change an array, or `about` (the format, shards, class names, keys of the labels and groups)
 FORGED = r"""
-place | value
-offsets 0 | -1
-offsets 1 | 9223372036854775807
-offsets 1 | 4096
-lengths 2 | -1
-lengths 2 | 400000001
-ends 0 | 4
-ends 1 | 2
-names_ends 0 | 99
-targets 0 | -2
-targets 0 | 1000000
-about 1 0 1 | -1
-about 1 0 1 | true
-about 1 0 0 | 3
-about 1 0 2 | 3
-about 2 | ["b", "a"]
-about 2 | ["a", "a", "a", "a", "a", "a", "a", "a", "a"]
-about 2 | ["a"]
-about 2 | ["\ud800"]
-about 2 | [3]
-about 2 | "ab"
-about 0 | "AmpViT shards 1"
-about 3 | 3
-about 4 | null
+change
+offsets[0] = -1
+offsets[1] = 9223372036854775807
+offsets[1] = 4096
+lengths[2] = -1
+lengths[2] = 400000001
+ends[0] = 4
+ends[1] = 2
+names_ends[0] = 99
+targets[0] = -2
+targets[0] = 1000000
+about[1][0][1] = -1
+about[1][0][1] = True
+about[1][0][0] = 3
+about[1][0][2] = 3
+about[2] = ["b", "a"]
+about[2] = ["a"] * 9
+about[2] = ["a"]
+about[2] = ["\ud800"]
+about[2] = [3]
+about[2] = "ab"
+about[0] = "AmpViT shards 1"
+about[3] = 3
+about[4] = None
+about[1].pop()
+about[1].append(about[1][0])
+about.pop()
+crcs = crcs[1:]
+crcs = crcs.astype("<i8")
+names = names[:, None]
 """
 
 
 @each_row(FORGED)
-def test_a_forged_value_is_refused(place, value):
-    def change(parts):
-        name, *path, last = place.split()
-        part = parts[name]
-        for step in path:
-            part = part[int(step)]
-        part[int(last)] = json.loads(value)
-
-    error_of_parts(change)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda parts: parts["about"][1].pop(),
-        lambda parts: parts["about"][1].append(parts["about"][1][0]),
-        lambda parts: parts["about"].pop(),
-        lambda parts: parts.update(crcs=parts["crcs"][1:]),
-        lambda parts: parts.update(crcs=parts["crcs"].astype("<i8")),
-        lambda parts: parts.update(names=parts["names"][:, None]),
-    ],
-)
-def test_other_lengths_and_types_are_refused(change):
-    error_of_parts(change)
+def test_a_forged_value_length_or_type_is_refused(change):
+    """Also with valid checksums."""
+    with np.load(io.BytesIO(encode_index(index_of([[1, 2], [3]])))) as file:
+        parts = dict(file)
+    parts["about"] = json.loads(parts["about"].tobytes())
+    exec(change, {}, parts)
+    about = json.dumps(parts.pop("about")).encode()
+    error_of(npz(**parts, about=np.frombuffer(about, "u1")))
 
 
 def test_an_index_with_the_fifth_column_of_an_earlier_version_is_read():

@@ -53,11 +53,17 @@ IMAGE = b"\xff\xd8\xff" + bytes(20) + b"\xff\xd9"  # is listed, and never decode
 
 
 def expand(text: str) -> list[str]:
-    """'{a,b}/c' -> 'a/c', 'b/c', as in a shell."""
+    """'{a,b}/c' -> 'a/c', 'b/c' and '{08..10}' -> '08', '09', '10', as in a shell; ' & ' parts texts."""
+    if " & " in text:
+        return [path for part in text.split(" & ") for path in expand(part)]
     match = re.search(r"\{([^{}]*)\}", text)
     if not match:
         return [text]
-    return [one for part in match[1].split(",") for one in expand(text[: match.start()] + part + text[match.end() :])]
+    parts = match[1].split(",")
+    bounds = re.fullmatch(r"(\d+)\.\.(\d+)", match[1])
+    if bounds:
+        parts = [f"{number:0{len(bounds[1])}}" for number in range(int(bounds[1]), int(bounds[2]) + 1)]
+    return [one for part in parts for one in expand(text[: match.start()] + part + text[match.end() :])]
 
 
 def tree(root, *parts):
@@ -77,9 +83,33 @@ def tree(root, *parts):
     return root
 
 
+def rows_of(row, paths, **values):
+    """A row for each path: `row` with the parts of the path, its number n, and the next one of each of `values`."""
+    rows = []
+    for n, path in enumerate(paths):
+        windows = path.replace("/", "\\")
+        first, _, inner = path.partition("/")
+        stem = path.rpartition("/")[2].partition(".")[0]
+        words = {"n": n, "half": n // 2, "path": path, "name": path.rpartition("/")[2], "stem": stem, "folder": first}
+        words |= {"inner": inner, "last2": "/".join(path.split("/")[-2:]), "parent": path.split("/")[-2:][0]}
+        words |= {"number": re.sub(r"\D", "", stem), "windows": windows, "folder_windows": windows.rpartition("\\")[0]}
+        rows.append(row.format(**words | {key: of[n % len(of)] for key, of in values.items()}))
+    return rows
+
+
 def write_table(path, rows, header="image_path,target"):
-    """A table in text. rows: lines with the cells of each."""
-    path.write_text("\n".join([header, *rows, ""]))
+    """A table in text, perhaps without a header. rows: lines with the cells of each."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join([*filter(None, [header]), *rows, ""]))
+
+
+def write_set(root, images, tables, values, **_):
+    """The images and tables of a data set, as FAR and SETS describe them; returns the paths of the images."""
+    paths = expand(images)
+    tree(root, *paths)
+    for name, (header, row) in tables.items():
+        write_table(root / name, rows_of(row, paths, **values), header)
+    return paths
 
 
 def write_classes(root, **counts):
@@ -101,9 +131,12 @@ def labels_of(*splits):
 
 
 def classes_of(*splits):
-    """The name of the class of each image, by the name of the image."""
-    class_names = splits[0].class_names
-    return {name: class_names[label] for name, label in labels_of(*splits).items()}
+    """The name of the class of each image, or the names of its classes in one text, by the name of the image."""
+    names = np.array(splits[0].class_names)
+    found = {}
+    for image, label in labels_of(*splits).items():
+        found[image] = "".join(names[np.equal(label, 1)]) if isinstance(label, list) else str(names[label])
+    return found
 
 
 def groups_apart(train, val):
@@ -133,4 +166,4 @@ def typed(message: str, given: Data) -> list[Data]:
     advised = re.findall(COMMAND, message)
     path = [] if "-data_path" in "".join(advised) else [f"-data_path={given.data_path}"]
     lines = [config_for(*path, *shlex.split(words)).data for words in advised]
-    return [given.model_copy(update={name: getattr(one, name) for name in one.model_fields_set}) for one in lines]
+    return [given.changed(**{name: getattr(one, name) for name in one.model_fields_set}) for one in lines]

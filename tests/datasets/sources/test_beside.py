@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from conftest import each_row, line_of
-from source_helpers import classes_of, expand, options, read_splits, tree, typed
+from source_helpers import classes_of, expand, options, read_splits, rows_of, tree, typed, write_table
 
 from datasets.sources.tables.columns import likely_columns
 from datasets.sources.tables.files import open_table
@@ -13,6 +13,7 @@ from utils.errors import UserError
 
 PATIENTS = [f"p{patient}/{number}.jpg" for patient in "abcdef" for number in range(4)]
 LABELS = ["benign", "malignant"] * 12
+VALUES = {"label": LABELS, "place": "01", "not_place": "10", "is_first": [True] * 12 + [False] * 12}
 IMAGES = {
     "patients": PATIENTS,
     "train": [f"train/{path}" for path in PATIENTS],
@@ -27,23 +28,23 @@ name | images | table | header | row | classes
 labels.csv | patients | labels.csv | image,label | {path},{label} | 6
 of a split | train | train/metadata.csv | file_name,label | {inner},{label} | 6
 Roboflow | train | train/_classes.csv | filename,benign,malignant | {inner},{not_place},{place} | 6
-a clinic's | sites | Befunde.csv | Datei;Alter;Befund | {name};{number};{label} | 2
-no known name | patients | x.csv | file,age,sex,result | {path},{number},m,{label} | 6
+a clinic's | sites | Befunde.csv | Datei;Alter;Befund | {name};{n};{label} | 2
+no known name | patients | x.csv | file,age,sex,result | {path},{n},m,{label} | 6
 a list | patients | list_label.txt | | {path} {place} | 6
 ChestX-ray14 | parts | Data_Entry.csv | Image,Finding Labels,Follow-up #,Patient,Age,Width,Height] \
-    | {name},{label},0,{number},58,9 | 2  # a row is shorter, as spreadsheets write it
+    | {name},{label},0,{n},58,9 | 2  # a row is shorter, as spreadsheets write it
 in another folder | one | meta/labels.csv | image,label | {path},{label} |
 PAD-UFES-20 | one | metadata.csv | patient_id,lesion_id,smoke,diagnostic,img_id,biopsed \
-    | PAT_{number},1,False,{label},{name},True |
+    | PAT_{n},1,False,{label},{name},True |
 AffectNet | M | training.csv | subDirectory_filePath,face_x,expression,valence | {inner},134,{label},-0.5 | 6
 """
 NO_WORD = """
 name | table | header | row
 other names | labels.csv | image,label | {path},{path[1]}
-age and site | meta.csv | image,age,site | {path},{number},{label}
+age and site | meta.csv | image,age,site | {path},{n},{label}
 of the folders | meta.csv | image,kind | {path},{is_first}
 predictions | predictions.csv | path,class_1,probability_1,label | {path},x,0.9,{label}
-other images | labels.csv | image,label | {number}.png,{label}
+other images | labels.csv | image,label | {n}.png,{label}
 """  # tables that agree with the folders, that this program writes, or without labels
 
 
@@ -55,24 +56,11 @@ def write(root, images, files=()):
     return options(root, dataset="folder")
 
 
-def write_table(file, header, row, paths):
-    """row: with the path of an image, its parts, its number, and its label, which is the first or the second one."""
-    lines = [header] if header else []
-    for number, path in enumerate(paths):
-        folder, _, inner = path.partition("/")
-        words = {"path": path, "inner": inner, "name": path.rpartition("/")[2], "is_first": folder < "pd"}
-        place = number % 2
-        label = LABELS[number]
-        lines.append(row.format(number=number, place=place, not_place=1 - place, label=label, **words))
-    file.write_text("\n".join(lines))
-
-
 @each_row(BESIDE)
 def test_a_table_beside_the_folders_is_an_answer(name, images, table, header, row, classes, tmp_path):
     paths = IMAGES[images]
     given = write(tmp_path, paths)
-    (tmp_path / table).parent.mkdir(exist_ok=True)
-    write_table(tmp_path / table, header, row, paths)
+    write_table(tmp_path / table, rows_of(row, paths, **VALUES), header)
     of_table, *of_folders = typed(line_of(read_splits, given), given)
     found = classes_of(*read_splits(of_table))
     expected = ["0", "1"] * 12 if name == "a list" else LABELS
@@ -86,7 +74,7 @@ def test_a_table_beside_the_folders_is_an_answer(name, images, table, header, ro
 @each_row(NO_WORD)
 def test_a_table_that_adds_nothing_is_not_mentioned(name, table, header, row, tmp_path):
     given = write(tmp_path, PATIENTS)
-    write_table(tmp_path / table, header, row, PATIENTS)
+    write_table(tmp_path / table, rows_of(row, PATIENTS, **VALUES), header)
     train, _ = read_splits(given)
     assert len(train.class_names) == 6
     assert not [note for note in train.notes if note.kind != "log"]

@@ -4,26 +4,29 @@ is read by itself, of others the question has a command for each column that may
 
 import json
 import re
-from itertools import chain
 
 import pytest
 from conftest import ROOT, code_of, each_row, line_of, told
 from source_helpers import (
     IMAGE,
     classes_of,
+    expand,
     groups_apart,
     names_of,
     options,
     read_splits,
+    rows_of,
     tree,
     typed,
+    write_set,
     write_table,
 )
 
+from configs.yaml_io import parse_value
 from datasets.reading import unlabelled
 
 SPECIES = ["Vulpes vulpes", "Capreolus capreolus"]
-FILES = [f"site{n // 20}/100RECNX/IMG_{n:04}.JPG" for n in range(40)]
+FILES = expand("site0/100RECNX/IMG_{0000..0019}.JPG & site1/100RECNX/IMG_{0020..0039}.JPG")
 EXPECTED = {file: SPECIES[n // 4 % 2] for n, file in enumerate(FILES)}
 MEDIA = "mediaID,deploymentID,captureMethod,timestamp,filePath,filePublic,fileName,fileMediatype"
 OBSERVATIONS = (
@@ -95,7 +98,7 @@ def test_a_package_is_a_question_and_the_code_of_the_page_makes_its_table(rows, 
     splits = read_splits(options(tmp_path / "images.csv", groups="eventID"))
     assert classes_of(*splits) == EXPECTED
     assert sum(groups_apart(*splits)) == 10
-    assert read_splits(given.model_copy(update={"class_folders": True}))[0].class_names == ["site0", "site1"]
+    assert read_splits(given.changed(class_folders=True))[0].class_names == ["site0", "site1"]
     files = [*tmp_path.iterdir()]
     (tmp_path / "p1").mkdir()
     for file in files:
@@ -122,114 +125,77 @@ def test_a_package_of_another_version_is_folders(package):
     assert "Camera Trap" not in line_of(read_splits, package(ROWS, version="0.6"))
 
 
-CARDS = [f"Station{n // 20}/Card{n // 10 % 2}/IMG_{n % 10:04}.jpg" for n in range(39)]
-CARDS.append("IMG_0039.jpg")
-PHOTOS = [f"images/{2735077 + n}.jpg" for n in range(40)]
-EYES = [f"IMAGES/20051020_{43808 + n}_0100_PP.png" for n in range(40)]
-PLANTS = ["Quercus robur", "Acer campestre"]
-GBIF = "gbifID\ttype\tformat\tidentifier\treferences"
-
-
-def taken(path):
-    """Of an image with a path, its folder as Windows writes it, and its name."""
-    folder, _, name = path.rpartition("/")
-    return folder.replace("/", "\\"), name
-
-
-# Of each program: images; its tables, their header and the cells of each row; the columns in the question, the class
-FAR = {
-    "Timelapse": (  # the same names on each card
-        CARDS,
-        {"TimelapseData.csv": ("RootFolder,File,RelativePath,DateTime,DeleteFlag,Species,Count", lambda n: (
-            f"photos,{taken(CARDS[n])[1]},{taken(CARDS[n])[0]},2024-05-01 10:00:00,false,{SPECIES[n // 2 % 2]},1"))},
-        [("RelativePath/File", "Species", lambda n: SPECIES[n // 2 % 2])],
-    ),
-    "Messidor-2": (  # images that cannot be graded have no grade
-        EYES,
-        {"messidor_data.csv": ("image_id,adjudicated_dr_grade,adjudicated_dme,adjudicated_gradable", lambda n: (
-            f"{EYES[n][7:]},{'' if n == 3 else n % 5},{'' if n == 3 else n // 2 % 2},{int(n != 3)}"))},
-        [
-            ("image_id", "adjudicated_gradable", lambda n: str(int(n != 3))),
-            ("image_id", "adjudicated_dme", lambda n: None if n == 3 else str(n // 2 % 2)),
-            ("image_id", "adjudicated_dr_grade", lambda n: None if n == 3 else str(n % 5)),
-        ],
-    ),
-    "GBIF": (  # two photographs of an occurrence
-        PHOTOS,
-        {
-            "multimedia.txt": (GBIF, lambda n: (
-                f"{4000 + n // 2}\tStillImage\timage/jpeg\thttps://observation.org/photos/{PHOTOS[n][7:]}\t")),
-            "occurrence.txt": ("gbifID\tinstitutionCode\tspecies\tgenus", lambda n: (
-                f"{4000 + n}\tK\t{PLANTS[n % 2]}\t{PLANTS[n % 2].split()[0]}")),
-        },
-        [("identifier", "species", lambda n: PLANTS[n // 2 % 2]),
-         ("identifier", "genus", lambda n: PLANTS[n // 2 % 2].split()[0])],
-    ),
-    "Yelp": (  # of Kaggle: photographs of businesses with several labels
-        PHOTOS,
-        {
-            "train_photo_to_biz_ids.csv": ("photo_id,business_id", lambda n: f"{PHOTOS[n][7:14]},{1000 + n // 2}"),
-            "train.csv": ("business_id,labels", lambda n: f"{1000 + n},{('1 2 5', '0 3')[n % 2]}"),
-        },
-        [("photo_id", "labels", lambda n: ("125", "03")[n // 2 % 2])],
-    ),
-    "columns of labels with gaps": (
-        PHOTOS,
-        {
-            "labels.csv": (
-                "image,Edema,Effusion",
-                lambda n: f"{PHOTOS[n][7:14]},{n % 2}.0,{('1.0', '', '-1.0')[n % 3]}",
-            )
-        },
-        [("image", ["Edema", "Effusion"], lambda n: "Edema" * (n % 2) + "Effusion" * (n % 3 == 0))],
-    ),
-    "RSNA": (  # of Kaggle: two tables, each with labels
-        PHOTOS,
-        {
-            "stage_2_train_labels.csv": ("patientId,x,y,width,Target", lambda n: f"{PHOTOS[n][7:14]},,,,{n % 2}"),
-            "stage_2_detailed_class_info.csv": ("patientId,class", lambda n: f"{PHOTOS[n][7:14]},{'abc'[n % 3]}"),
-        },
-        [("patientId", "class", lambda n: "abc"[n % 3]),
-         ("patientId", "Target", lambda n: str(n % 2))],
-    ),
-    "Conser-vision": (  # features and labels
-        PHOTOS,
-        {
-            "train_features.csv": ("id,filepath,site", lambda n: f"Z{n},{PHOTOS[n]},S{n % 7}"),
-            "train_labels.csv": ("id,bird,hog,blank", lambda n: f"Z{n},{('1.0,0,0', '0,1.0,0', '0,0,1.0')[n % 3]}"),
-        },
-        [("filepath", ["bird", "hog", "blank"], lambda n: ("bird", "hog", "blank")[n % 3])],
-    ),
-}  # fmt: skip
+# Of each program: images; its tables, their header and the row of each image; columns in the question, and the class
+FAR = parse_value(
+    r"""
+Timelapse:  # the same names on each card
+  images: Station0/Card{0,1}/IMG_{0000..0009}.jpg & Station1/Card0/IMG_{0000..0009}.jpg & \
+    Station1/Card1/IMG_{0000..0008}.jpg & IMG_0039.jpg
+  tables:
+    TimelapseData.csv: ["RootFolder,File,RelativePath,DateTime,DeleteFlag,Species,Count",
+                        "photos,{name},{folder_windows},2024-05-01 10:00:00,false,{species},1"]
+  values: {species: [Vulpes vulpes, Vulpes vulpes, Capreolus capreolus, Capreolus capreolus]}
+  asked: [[RelativePath/File, Species, "{species}"]]
+Messidor-2:  # images that cannot be graded have no grade
+  images: IMAGES/20051020_{43808..43847}_0100_PP.png
+  tables:
+    messidor_data.csv: ["image_id,adjudicated_dr_grade,adjudicated_dme,adjudicated_gradable",
+                        "{name},{grade},{dme},{gradable}"]
+  values: {grade: [0, 1, 2, '', 4], dme: [0, 0, 1, '', 1], gradable: [1, 1, 1, 0, 1]}
+  asked: [[image_id, adjudicated_gradable, "{gradable}"], [image_id, adjudicated_dme, "{dme}"],
+          [image_id, adjudicated_dr_grade, "{grade}"]]
+GBIF:  # two photographs of an occurrence
+  images: images/{2735077..2735116}.jpg
+  tables:
+    multimedia.txt: ["gbifID\ttype\tformat\tidentifier\treferences",
+                     "40{half:02}\tStillImage\timage/jpeg\thttps://observation.org/photos/{name}\t"]
+    occurrence.txt: ["gbifID\tinstitutionCode\tspecies\tgenus", "40{n:02}\tK\t{species}\t{genus}"]
+  values: {species: [Quercus robur, Acer campestre], genus: [Quercus, Acer], of_image: [Quercus robur, Quercus robur,
+           Acer campestre, Acer campestre]}
+  asked: [[identifier, species, "{of_image}"]]
+Yelp:  # of Kaggle: photographs of businesses with several labels
+  images: images/{2735077..2735116}.jpg
+  tables:
+    train_photo_to_biz_ids.csv: ["photo_id,business_id", "{stem},10{half:02}"]
+    train.csv: ["business_id,labels", "10{n:02},{labels}"]
+  values: {labels: [1 2 5, 0 3], of_image: ['125', '125', '03', '03']}
+  asked: [[photo_id, labels, "{of_image}"]]
+columns of labels with gaps:
+  images: images/{2735077..2735116}.jpg
+  tables: {labels.csv: ["image,Edema,Effusion", "{stem},{edema}.0,{effusion}"]}
+  values: {edema: [0, 1], effusion: ['1.0', '', '-1.0'], both: [Effusion, Edema, '', EdemaEffusion, '', Edema]}
+  asked: [[image, [Edema, Effusion], "{both}"]]
+RSNA:  # of Kaggle: two tables, each with labels
+  images: images/{2735077..2735116}.jpg
+  tables:
+    stage_2_train_labels.csv: ["patientId,x,y,width,Target", "{stem},,,,{target}"]
+    stage_2_detailed_class_info.csv: ["patientId,class", "{stem},{kind}"]
+  values: {target: [0, 1], kind: [a, b, c]}
+  asked: [[patientId, class, "{kind}"], [patientId, Target, "{target}"]]
+Conser-vision:  # features and labels
+  images: images/{2735077..2735116}.jpg
+  tables:
+    train_features.csv: ["id,filepath,site", "Z{n},{path},S{site}"]
+    train_labels.csv: ["id,bird,hog,blank", "Z{n},{cells}"]
+  values: {site: [0, 1, 2, 3, 4, 5, 6], cells: ["1.0,0,0", "0,1.0,0", "0,0,1.0"], kind: [bird, hog, blank]}
+  asked: [[filepath, [bird, hog, blank], "{kind}"]]
+""".replace("\\\n    ", "")
+)
 
 
 @pytest.mark.parametrize("program", sorted(FAR.keys() - {"GBIF", "Yelp", "Conser-vision"}))
 def test_the_question_has_a_command_for_each_label(program, tmp_path):
     """Also the unlabelled rows are left out, several labels are several; -predict reads the paths of all rows."""
-    files, tables, expected = FAR[program]
-    tree(tmp_path, *files)
-    for name, (header, row) in tables.items():
-        write_table(tmp_path / name, [row(n) for n in range(40)], header)
+    one_set = FAR[program]
+    paths = write_set(tmp_path, **one_set)
     given = options(tmp_path)
     ways = [one for one in typed(line_of(read_splits, given), given) if one.columns]
-    assert [(one.columns["path"], one.columns["label"]) for one in ways] == [
-        (path, label) for path, label, _ in expected
-    ]
-    for one, (*_, label_of) in zip(ways, expected, strict=True):
-        found = dict(zip(names_of(unlabelled(one.data_path, one)), map(label_of, range(40)), strict=True))
-        splits = read_splits(one)
-        if one.multi_label:
-            texts = [
-                [
-                    "".join(name for name, has in zip(samples.class_names, row, strict=True) if has == 1)
-                    for row in samples.targets
-                ]
-                for samples in splits
-            ]
-            pairs = [zip(names_of(samples), row, strict=True) for samples, row in zip(splits, texts, strict=True)]
-            assert dict(chain(*pairs)) == found
-        else:
-            assert classes_of(*splits) == {path: label for path, label in found.items() if label}
+    assert [[one.columns["path"], one.columns["label"]] for one in ways] == [asked[:2] for asked in one_set["asked"]]
+    for one, (*_, label) in zip(ways, one_set["asked"], strict=True):
+        labels = rows_of(label, paths, **one_set["values"])
+        found = dict(zip(names_of(unlabelled(one.data_path, one)), labels, strict=True))
+        expected = {path: label for path, label in found.items() if label or one.multi_label}
+        assert classes_of(*read_splits(one)) == expected
 
 
 JOINED = r"""
@@ -244,40 +210,30 @@ Conser-vision | train_features.csv train_labels.csv | id
 def test_two_tables_are_a_question_and_the_code_of_the_page_makes_one(program, files, on, tmp_path):
     """One names the images, and the other has the labels and a column of both."""
     pytest.importorskip("pandas")
-    images, tables, expected = FAR[program]
-    tree(tmp_path, *images)
-    for name, (header, row) in tables.items():
-        write_table(tmp_path / name, [row(n) for n in range(40)], header)
+    paths = write_set(tmp_path, **FAR[program])
     first, second = files.split()
     message = line_of(read_splits, options(tmp_path / "images"))
     assert f"{first} and {second}, which share the column '{on}'" in message
     table_of(options(tmp_path), "Joined tables", **{"multimedia.txt": first, "occurrence.txt": second, "gbifID": on})
-    path, label, label_of = expected[0]
+    ((path, label, class_of),) = FAR[program]["asked"]
     data = options(tmp_path / "joined.csv", columns={"path": path, "label": label})
-    splits = read_splits(data.model_copy(update={"multi_label": program == "Yelp"}))
-    assert sum(map(len, splits)) == 40
-    if program != "Yelp":
-        assert {name.rpartition("/")[2]: label for name, label in classes_of(*splits).items()} == {
-            f"{2735077 + n}.jpg": label_of(n) for n in range(40)
-        }
+    found = classes_of(*read_splits(data.changed(multi_label=program == "Yelp")))
+    labels = rows_of(class_of, paths, **FAR[program]["values"])
+    assert {name[-11:]: label for name, label in found.items()} == dict(
+        zip([one[-11:] for one in paths], labels, strict=True)
+    )
 
 
 def test_boxes_of_megadetector_are_named_and_the_way_on_trains_on_them(tmp_path, monkeypatch):
     """The code of the docs writes the table."""
-    sites = [f"site{n // 20}/{n}.jpg" for n in range(40)]
+    sites = expand("site0/{0..19}.jpg & site1/{20..39}.jpg")
     tree(tmp_path / "DIR", *sites)
-    boxes = [
-        [],
-        [{"category": "2", "conf": 0.6}, {"category": "1", "conf": 0.9}],
-        [{"category": "1", "conf": 0.1}],
-        None,
-    ]
-    boxes[1][1]["classifications"] = [["7", 0.8], ["3", 0.1]]
+    animal = "{category: '1', conf: 0.9, classifications: [['7', 0.8], ['3', 0.1]]}"
+    boxes = parse_value(f"[[], [{{category: '2', conf: 0.6}}, {animal}], [{{category: '1', conf: 0.1}}], null]")
+    names = parse_value(
+        "{detection_categories: {'1': animal, '2': person}, classification_categories: {'3': elk, '7': fox}}"
+    )
     images = [{"file": path, "detections": boxes[n % 4]} for n, path in enumerate(sites)]
-    names = {
-        "detection_categories": {"1": "animal", "2": "person"},
-        "classification_categories": {"3": "elk", "7": "fox"},
-    }
     (tmp_path / "DIR/detections.json").write_text(json.dumps({"images": images, **names}, indent=1))
     (note,) = told(read_splits(options(tmp_path / "DIR"))[0].notes, "MegaDetector", "screen")
     assert "detections.json" in note

@@ -10,7 +10,6 @@ import os
 import re
 from pathlib import Path
 
-import pandas
 import pytest
 import test_beside
 import test_camera_traps
@@ -18,7 +17,18 @@ import test_known_sets
 import test_labels
 import test_tables
 from conftest import cells_of
-from source_helpers import COMMAND, names_of, options, read_splits, tree, typed, write_table
+from source_helpers import (
+    COMMAND,
+    expand,
+    names_of,
+    options,
+    read_splits,
+    rows_of,
+    tree,
+    typed,
+    write_set,
+    write_table,
+)
 from test_trees import REFUSED, TRAINED
 
 from configs.yaml_io import parse_value
@@ -153,29 +163,17 @@ lists beside | {a,b}/@.jpg | test_list.txt | | {stem} | | .
 
 def write_rows(root, images, table, header, row, values, given):
     """Writes images, and the row of each into the table that its name gives, or into each of `tables`."""
-    tree(root, *images.replace("@", "{0,1,2,3,4,5,6,7,8,9,10,11}").split(" & "))
+    tree(root, *expand(images.replace("@", "{0..11}")))
     found = sorted(str(path.relative_to(root)) for path in root.rglob("*.*"))
+    words = {"label": "xy", "is_x": "01", "is_y": "10", "value": values.split() or [""]}
+    words["value2"] = str(given.pop("values2", "")).split() or [""]
     lines = {}
-    of_row = values.split() or [""]
-    more = str(given.pop("values2", "")).split() or [""]
-    for number, path in enumerate(found):
-        label = "xy"[number % 2]
-        folder, _, name = path.rpartition("/")
-        stem = name.partition(".")[0]
-        first, _, inner = path.partition("/")
-        words = {
-            "path": path, "name": name, "stem": stem, "folder": first, "inner": inner, "n": number, "label": label,
-            "windows": path.replace("/", "\\"), "folder_windows": folder.replace("/", "\\"), "is_x": number % 2,
-            "is_y": 1 - number % 2, "parent": folder.rpartition("/")[2], "last2": "/".join(path.split("/")[-2:]),
-            "number": re.sub(r"\D", "", stem), "value": of_row[number % len(of_row)],
-            "value2": more[number % len(more)],
-        }  # fmt: skip
-        for one in given.get("tables", "all").split() if table else ():
-            lines.setdefault(table.format(**words, table=one), [header] if header else []).append(row.format(**words))
+    for one in given.pop("tables", "all").split() if table else ():
+        names = rows_of(table, found, table=[one], **words)
+        for name, text in zip(names, rows_of(row, found, **words), strict=True):
+            lines.setdefault(name, []).append(text)
     for name, rows in lines.items():
-        (root / name).parent.mkdir(exist_ok=True)
-        (root / name).write_text("\n".join(rows) + "\n")
-    given.pop("tables", None)
+        write_table(root / name, rows, header)
 
 
 def readings(root):
@@ -191,30 +189,25 @@ def readings(root):
                 f"{group} {name}",
                 options(tree(root / f"{group}_{name}".replace(" ", "_") / "R", *parts.split()), dataset="folder"),
             )
-    for name, (images, tables, _) in test_known_sets.SETS.items():
-        folder = root / f"set {name}" / name.split("-")[0]
-        test_known_sets.write(folder, images, **tables)
-        yield f"set {name}", options(folder)
+    for kind, sets in (("set", test_known_sets.SETS), ("far", test_camera_traps.FAR)):
+        for name, of_set in sets.items():
+            folder = root / f"{kind} {name}" / ("R" if kind == "far" else name.split("-")[0])
+            write_set(folder, **of_set)
+            yield f"{kind} {name}", options(folder)
     for name, images, table, header, row, *_ in cells_of(test_beside.BESIDE.replace("\\\n", ""))[1:]:
-        folder = root / f"beside {name}".replace("'", "")
-        test_beside.write(folder, test_beside.IMAGES[images])
-        (folder / table).parent.mkdir(exist_ok=True)
-        test_beside.write_table(folder / table, header, row, test_beside.IMAGES[images])
+        folder = tree(root / f"beside {name}".replace("'", ""), *test_beside.IMAGES[images])
+        rows = rows_of(row, test_beside.IMAGES[images], **test_beside.VALUES)
+        write_table(folder / table, rows, header)
         yield f"beside {name}", options(folder, dataset="folder")
-    for name, (images, tables, _) in test_camera_traps.FAR.items():
-        folder = tree(root / f"far {name}" / "R", *images)
-        for table, (header, row) in tables.items():
-            write_table(folder / table, [row(number) for number in range(40)], header)
-        yield f"far {name}", options(folder)
     for name, header, row, *_ in (*cells_of(test_tables.COLUMNS)[1:], *cells_of(test_tables.UNCLEAR)[1:]):
         folder = tree(root / f"table {name}", *test_tables.FILES)
-        write_table(folder / "all.csv", test_tables.rows_of(row), header)
+        write_table(folder / "all.csv", rows_of(row, test_tables.FILES, **test_tables.VALUES), header)
         yield f"table {name}", options(folder / "all.csv")
-    for name, table, folders, _ in ([name, *row] for name, row in enumerate(cells_of(test_tables.FOLDERS)[1:])):
-        folder = root / f"folders {name}"
-        tree(folder, "sample/other.png", *(f"{one}/{n}.png" for one in folders.split() for n in range(30)))
-        (folder / table).parent.mkdir(exist_ok=True)
-        pandas.DataFrame({"id": range(30), "label": test_tables.LABELS}).to_csv(folder / table, index=False)
+    for number, (table, folders, _) in enumerate(cells_of(test_tables.FOLDERS)[1:]):
+        folder = tree(
+            root / f"folders {number}", "sample/other.png", *(f"{one}/{{0..29}}.png" for one in folders.split())
+        )
+        write_table(folder / table, rows_of("{n},{label}", test_tables.FILES, **test_tables.VALUES), "id,label")
         yield f"images of {table} beside {folders}", options(folder / table)
     for name, images, table, header, row, *rest in cells_of(TABLES.replace("\\\n", ""))[1:]:
         values, path, more = [*rest, ""][:3]

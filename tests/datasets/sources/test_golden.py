@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import CPU, values_of
-from source_helpers import expand, options, tree, write_table
+from source_helpers import expand, options, rows_of, tree, write_table
 
 from datasets.reading import read_data
 from datasets.recognition import recognize_dataset
@@ -23,23 +23,19 @@ from tests.datasets.shards.tar_files import tar_of
 from utils.errors import UserError
 
 FILE = Path(__file__).with_name("golden.txt")
-IMAGES = expand("{ant,bee,Cat10}/p{1,2,3,4,5,6,7,8}_{0,1}.jpg")
+IMAGES = expand("{ant,bee,Cat10}/p{1..8}_{0,1}.jpg")
 
 
 def label_of(path):
     return path.partition("/")[0]
 
 
-def table_of(root, header, row, split=""):
-    """row: the cells of an image, by its path, label, number and the number of its label."""
-    tree(root, *IMAGES)
-    labels = [*dict.fromkeys(map(label_of, IMAGES))]
-    rows = []
-    for number, path in enumerate(IMAGES):
-        words = {"path": path, "label": label_of(path), "place": labels.index(label_of(path)), "number": number}
-        part = "test" if number % 12 == 0 else "val" if number % 6 == 0 else "train"
-        rows.append(row.format(**words, split=part, patient=path.split("/")[1][:2]))
-    write_table(root / "all.csv", rows, header)
+def table_of(root, header, row):
+    """row: the cells of an image, by its path, label, patient, split and the number of its label."""
+    words = {"label": [*map(label_of, IMAGES)], "place": [n // 16 for n in range(48)]}
+    words |= {"patient": [path.split("/")[1][:2] for path in IMAGES]}
+    words |= {"split": ["test" if n == 0 else "val" if n == 6 else "train" for n in range(12)]}
+    write_table(tree(root, *IMAGES) / "all.csv", rows_of(row, IMAGES, **words), header)
     return {"DATA_PATH": str(root / "all.csv")}
 
 

@@ -165,14 +165,14 @@ def test_batches_have_multi_hot_targets_and_rows_of_padding(tables, tmp_path, cp
 
 
 def test_a_table_is_recognized_and_class_folders_are_refused(tables, tmp_path, cpu):
-    given = tables(train=["cat|dog", "dog"], val=["cat"]).model_copy(update={"dataset": "imagenet2012"})
+    given = tables(train=["cat|dog", "dog"], val=["cat"]).changed(dataset="imagenet2012")
     for path in (tmp_path, tmp_path / "train.csv"):
-        assert recognize_dataset(given.model_copy(update={"data_path": str(path)}), cpu).dataset == "csv"
+        assert recognize_dataset(given.changed(data_path=str(path)), cpu).dataset == "csv"
     flags = [f"-data_path={tmp_path / 'train.csv'}", "-opts", "DATA.MULTI_LABEL=true"]
     assert config_for(*flags).data.multi_label
     write_classes(tmp_path / "photos", cat=2, dog=2)
     with refused("photos is read as folder"):
-        recognize_dataset(given.model_copy(update={"data_path": str(tmp_path / "photos")}), cpu)
+        recognize_dataset(given.changed(data_path=str(tmp_path / "photos")), cpu)
 
 
 # Splits: each fold, and the held-out part, has its share of each label; groups, too

@@ -60,7 +60,7 @@ NAMES = ["none", "mild", "severe"]
 def read(data, *splits, **values):
     given = {key: value for key, value in values.items() if hasattr(data, key)}
     how = {key: value for key, value in values.items() if not hasattr(data, key)}
-    return read_samples(data.model_copy(update=given), None, CPU, *(splits or ("train", "val")), **how)
+    return read_samples(data.changed(**given), None, CPU, *(splits or ("train", "val")), **how)
 
 
 def names_in(samples):
@@ -114,7 +114,7 @@ def test_numbers_are_the_places_of_the_names_of_a_checkpoint(tmp_path):
 
 
 def test_several_labels_that_are_numbers_are_renamed(tmp_path):
-    data = write_tables(tmp_path / "data", cell="{}|3").model_copy(update={"multi_label": True})
+    data = write_tables(tmp_path / "data", cell="{}|3").changed(multi_label=True)
     train, val = read(data, rename={"3": "any", "1": "ill", "2": "ill"})
     assert train.class_names == val.class_names == ["0", "ill", "any"]
     expected = [[int(label == 0), int(label > 0), 1] for label in LABELS]
@@ -170,9 +170,9 @@ def test_comparisons_grow_with_the_classes_and_not_with_their_square(count):
     assert number_classes(
         check_names(rows, Wanted(options("DIR"))), Wanted(options("DIR"), class_names=known)
     ).class_names
-    data = options("DIR").model_copy(update={"rename": others})
+    data = options("DIR").changed(rename=others)
     assert rename(rows, Wanted(data)).class_names == new
-    only = options("DIR").model_copy(update={"only_classes": known[: count // 2]})
+    only = options("DIR").changed(only_classes=known[: count // 2])
     assert len(take_classes(rows, Wanted(only)).class_names) == count // 2
     assert len(rename_classes(names, others)) == count
     assert len(merged_outputs(names, others)) == count // 2

@@ -118,7 +118,7 @@ def test_several_labels_share_all_images(tmp_path):
     write_table(tmp_path / "all.csv", rows, "path,label,split")
     data = options(tmp_path / "all.csv", dataset="csv", multi_label=True)
     whole, _ = read_splits(data)
-    part, _ = read_splits(data.model_copy(update={"fraction": 0.25}))
+    part, _ = read_splits(data.changed(fraction=0.25))
     assert len(part) == 4
     assert labels_of(part).items() <= labels_of(whole).items()
 

@@ -131,7 +131,7 @@ test/{0,1,2,3}.png | | | 4 | asks
 def test_folders_of_test_in_the_paths_of_a_table(images, before, image_root, trained, test, tmp_path):
     """A level of words of splits is one; in it no folder, or one that recurs in theirs or is beside train, is train."""
     root = tmp_path / "e"
-    paths = [path for one in images.split(" & ") for path in expand(one)]
+    paths = expand(images)
     tree(root, *paths)
     write_table(root / "labels.csv", [f"{before}{path},{'xy'[int(path[-5]) % 2]}" for path in paths])
     (root / "labels.txt").write_text("\n".join(f"{before}{path} {int(path[-5]) % 2}" for path in paths))

@@ -11,6 +11,7 @@ from source_helpers import (
     labels_of,
     names_of,
     options,
+    rows_of,
     tree,
     typed,
     write_classes,
@@ -69,35 +70,31 @@ SITES = ["Nord"] * 18 + ["7"] * 6 + ["Süd"] * 6
 # The header, the row of each of FILES, DATA.COLUMNS, the images of each split
 COLUMNS = """
 name | header | row | columns | sizes
-short names | path,label | {file},{label} | | 26 4
-two kinds | file name,id,class_id,Class | {file},{n},{n},{label} | | 26 4
-documented | image_path,target,path,label | {file},{label},{n},{n} | | 26 4
-the only other column | Unnamed: 0,file_name,finding | {n},{file},{label} | | 26 4
-GTSRB | Width,Roi.X1,ClassId,Path | {n},5,{label},{file} | | 26 4
-columns of 0 and 1 | filename,cat,dog | {file},{is_cat},{is_dog} | | 26 4
-pixels beside paths | file,label,pixel0,pixel1,pixel2 | {file},{label},{n},{n},{n} | | 26 4
-invisible signs | file,label | {file},{label}{signs} | | 26 4
-numbers | file,label,val,stage | {file},{label},0.{third},{third} | | 26 4
-given columns | x,y | {file},{label} | {path: x, label: y} | 26 4
-split | file,label,split | {file},{label},{split} | | 18 6 6
-data set | file,label,data set | {file},{label},{SPLIT} | | 18 6 6
-is_valid | file,label,is_valid | {file},{label},{is_val} | | 24 6
-is_train | file,label,is_train | {file},{label},{is_train} | | 18 12
-known by its values | file,label,known | {file},{label},{split} | | 18 6 6
-given | file,label,given,set | {file},{label},{split},{back} | {split: given} | 18 6 6
-site | file,label,site | {file},{label},{site} | {split: {column: site, test: [süd], val: [7]}} | 18 6 6
-not used | file,label,not used | {file},{label},{split} | {split: null} | 26 4
+short names | path,label | {path},{label} | | 26 4
+two kinds | file name,id,class_id,Class | {path},{n},{n},{label} | | 26 4
+documented | image_path,target,path,label | {path},{label},{n},{n} | | 26 4
+the only other column | Unnamed: 0,file_name,finding | {n},{path},{label} | | 26 4
+GTSRB | Width,Roi.X1,ClassId,Path | {n},5,{label},{path} | | 26 4
+columns of 0 and 1 | filename,cat,dog | {path},{is_cat},{is_dog} | | 26 4
+pixels beside paths | file,label,pixel0,pixel1,pixel2 | {path},{label},{n},{n},{n} | | 26 4
+invisible signs | file,label | {path},{label}{signs} | | 26 4
+numbers | file,label,val,stage | {path},{label},0.{third},{third} | | 26 4
+given columns | x,y | {path},{label} | {path: x, label: y} | 26 4
+split | file,label,split | {path},{label},{split} | | 18 6 6
+data set | file,label,data set | {path},{label},{SPLIT} | | 18 6 6
+is_valid | file,label,is_valid | {path},{label},{is_val} | | 24 6
+is_train | file,label,is_train | {path},{label},{is_train} | | 18 12
+known by its values | file,label,known | {path},{label},{split} | | 18 6 6
+given | file,label,given,set | {path},{label},{split},{back} | {split: given} | 18 6 6
+site | file,label,site | {path},{label},{site} | {split: {column: site, test: [süd], val: [7]}} | 18 6 6
+not used | file,label,not used | {path},{label},{split} | {split: null} | 26 4
 """
 
 
-def rows_of(row):
-    """The rows of FILES in a table."""
-    lines = []
-    for n, (file, label, split) in enumerate(zip(FILES, LABELS, SPLITS, strict=True)):
-        words = {"n": n, "file": file, "label": label, "split": split, "SPLIT": split.upper(), "back": SPLITS[-n - 1]}
-        words |= {f"is_{name}": name in (label, split) for name in ("cat", "dog", "train", "val")}
-        lines.append(row.format(**words, site=SITES[n], third=n % 3 + 1, signs="\u200b" * (n % 3)))
-    return lines
+VALUES = {"label": LABELS, "split": SPLITS, "SPLIT": list(map(str.upper, SPLITS)), "back": SPLITS[::-1], "site": SITES}
+VALUES |= {f"is_{name}": [one == name for one in LABELS] for name in ("cat", "dog")}
+VALUES |= {f"is_{name}": [one == name for one in SPLITS] for name in ("train", "val")}
+VALUES |= {"third": "123", "signs": ["", "\u200b", "\u200b" * 2]}
 
 
 # The name of the file, the separator, the encoding
@@ -122,7 +119,7 @@ def assert_read(file, sizes, columns=None):
 
 @each_row(COLUMNS)
 def test_columns(name, header, row, columns, sizes, tmp_path):
-    write_table(tree(tmp_path, *FILES) / "all.csv", rows_of(row), header)
+    write_table(tree(tmp_path, *FILES) / "all.csv", rows_of(row, FILES, **VALUES), header)
     assert_read(tmp_path / "all.csv", [*map(int, sizes.split())], columns=parse_value(columns or "null"))
 
 
@@ -138,12 +135,12 @@ def test_formats(name, separator, encoding, table):
 # DATA.COLUMNS tells which ones are meant. test: no number of rows says which value is the test
 UNCLEAR = """
 name | header | row | test
-two labels | filename,label,class | {file},{label},{n} |
-no path | a b,c,d | {n},{file},{label} |
-no label | file,cat,dog,age | {file},{is_cat},{is_dog},{n} |
-two splits | file,label,split,set | {file},{label},{split},{split} |
-numbers of splits | file,label,partition | {file},{label},{third} | 3
-unknown splits | file,label,Split Name | {file},{label},part{third} | part3
+two labels | filename,label,class | {path},{label},{n} |
+no path | a b,c,d | {n},{path},{label} |
+no label | file,cat,dog,age | {path},{is_cat},{is_dog},{n} |
+two splits | file,label,split,set | {path},{label},{split},{split} |
+numbers of splits | file,label,partition | {path},{label},{third} | 3
+unknown splits | file,label,Split Name | {path},{label},part{third} | part3
 """
 PIXELS = {f"pixel{number}": range(30) for number in range(4)}
 NO_COLUMN = {  # that could be meant
@@ -158,7 +155,7 @@ OBJECTS = {"file": FILES, "label": ['{"x": 1}', '{"x": 2}'] * 15}
 def test_the_advice_about_unclear_columns_works(name, header, row, test, tmp_path):
     """One line names the file, the columns and DATA.COLUMNS; as it is typed, the option reads the table."""
     file = tree(tmp_path, *FILES) / "all.csv"
-    write_table(file, rows_of(row), header)
+    write_table(file, rows_of(row, FILES, **VALUES), header)
     message = line_of(read, file)
     assert message.startswith(f"{file}:1: ")
     assert "DATA.COLUMNS" in message

@@ -179,7 +179,7 @@ def test_caltech_is_downloaded_by_torchvisions_class(tmp_path, monkeypatch):
 
     monkeypatch.setattr(theirs, "Caltech101", caltech)
     data = options(tmp_path / "data", dataset="torchvision/Caltech101")
-    splits = read_splits(data.model_copy(update={"download": True}))
+    splits = read_splits(data.changed(download=True))
     assert splits[0].class_names == ["crab", "wild_cat"]
     assert (tmp_path / "data/101_ObjectCategories/crab").is_dir()
     assert len(list((tmp_path / "data").iterdir())) == 1
@@ -204,7 +204,7 @@ torchvision/STL10 | {data_path: nowhere} | nowhere:
 @each_row(REFUSED)
 def test_refusals(name, values, part, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy", None)
-    message = line_of(read, options(tmp_path, dataset=name).model_copy(update=parse_value(values)))
+    message = line_of(read, options(tmp_path, dataset=name).changed(**parse_value(values)))
     assert part in message
     assert len(message) < 600
     assert not list(tmp_path.iterdir())
