@@ -8,7 +8,6 @@ import re
 import pytest
 from conftest import ROOT, code_of, each_row, line_of, told
 from source_helpers import (
-    IMAGE,
     classes_of,
     expand,
     groups_apart,
@@ -26,55 +25,35 @@ from configs.yaml_io import parse_value
 from datasets.reading import unlabelled
 
 SPECIES = ["Vulpes vulpes", "Capreolus capreolus"]
-FILES = expand("site0/100RECNX/IMG_{0000..0019}.JPG & site1/100RECNX/IMG_{0020..0039}.JPG")
-EXPECTED = {file: SPECIES[n // 4 % 2] for n, file in enumerate(FILES)}
+FILES = expand("site0/100RECNX/IMG_{0000..0019}.jpg & site1/100RECNX/IMG_{0020..0039}.jpg")
+VALUES = {"site": "0" * 20 + "1" * 20, "event": [n // 4 for n in range(40)], "end": range(3, 43)}
+VALUES["species"] = [SPECIES[0]] * 4 + [SPECIES[1]] * 4
 MEDIA = "mediaID,deploymentID,captureMethod,timestamp,filePath,filePublic,fileName,fileMediatype"
+MEDIUM = "m{n},d{site},activityDetection,2020-05-30T12:{n:02}:00+02:00,{path},true,{name},image/jpeg"
 OBSERVATIONS = (
     "observationID,deploymentID,mediaID,eventID,eventStart,eventEnd,"
     "observationLevel,observationType,scientificName,count"
 )
-
-
-def at(n, zone="Z"):
-    """The time of image n, in UTC or two hours east of it."""
-    return f"2020-05-30T{10 if zone == 'Z' else 12}:{n:02}:00{zone}"
-
-
-def medium(n, file=None, kind="image/jpeg"):
-    name = FILES[n].rpartition("/")[2]
-    return f"m{n},d{n // 20},activityDetection,{at(n, '+02:00')},{file or FILES[n]},true,{name},{kind}"
-
-
-def of_media(n, kind="animal", species=None, event=None):
-    species = SPECIES[n // 4 % 2] if species is None else species
-    event = f"e{n // 4}" if event is None else event
-    return f"o{n},d{n // 20},m{n},{event},{at(n)},{at(n)},media,{kind},{species},1"
-
-
-def of_event(n, species):
-    """Of four images; each deployment has events at the times of the other one's, too."""
-    return f"v{n},d{n // 20},,E{n // 4},{at(n)},{at(n + 3)},event,animal,{species},1"
-
-
-ROWS = [of_media(n) for n in range(40)]
-EVENTS = [of_event(n, SPECIES[n // 4 % 2]) for n in range(0, 40, 4)]
+TIME = "2020-05-30T10:{n:02}:00Z"
+ROWS = rows_of(f"o{{n}},d{{site}},m{{n}},e{{event}},{TIME},{TIME},media,animal,{{species}},1", FILES, **VALUES)
+# Of four images; each deployment has events at the times of the other one's, too
+EVENT = f"v{{n}},d{{site}},,E{{event}},{TIME},2020-05-30T10:{{end:02}}:00Z,event,animal,{{species}},1"
+EVENTS = rows_of(EVENT, FILES, **VALUES)[::4]
 
 
 @pytest.fixture
 def package(tmp_path):
     """Writes a package and its images."""
 
-    def write(observations, media=None, version="1.0.1", files=FILES):
+    def write(observations, media=None, version="1.0.1"):
         profile = f"https://raw.githubusercontent.com/tdwg/camtrap-dp/{version}/camtrap-dp-profile.json"
         resources = [{"name": name, "path": f"{name}.csv"} for name in ("deployments", "media", "observations")]
-        (tmp_path / "datapackage.json").write_text(json.dumps({"resources": resources, "profile": profile}, indent=2))
-        write_table(tmp_path / "deployments.csv", ["d0,a", "d1,b"], "deploymentID,locationID")
-        write_table(tmp_path / "media.csv", media or [medium(n) for n in range(40)], MEDIA)
-        write_table(tmp_path / "observations.csv", observations, OBSERVATIONS)
-        for file in files:
-            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / file).write_bytes(IMAGE)
-        return options(tmp_path)
+        root = tree(tmp_path / "p1", *FILES)
+        (root / "datapackage.json").write_text(json.dumps({"resources": resources, "profile": profile}, indent=2))
+        write_table(root / "deployments.csv", ["d0,a", "d1,b"], "deploymentID,locationID")
+        write_table(root / "media.csv", media or rows_of(MEDIUM, FILES, **VALUES), MEDIA)
+        write_table(root / "observations.csv", observations, OBSERVATIONS)
+        return options(root)
 
     return write
 
@@ -91,31 +70,27 @@ def table_of(given, heading, **names):
 def test_a_package_is_a_question_and_the_code_of_the_page_makes_its_table(rows, package, tmp_path):
     pytest.importorskip("pandas")
     given = package(rows)
-    others = [options(tmp_path / "media.csv"), options(tmp_path, dataset="csv")]
+    others = [options(tmp_path / "p1/media.csv"), options(tmp_path / "p1", dataset="csv")]
     for data in (given, *others):
         assert "docs/data.md#camera-traps" in line_of(read_splits, data)
     table_of(given, "Camera traps")
-    splits = read_splits(options(tmp_path / "images.csv", groups="eventID"))
-    assert classes_of(*splits) == EXPECTED
+    splits = read_splits(options(tmp_path / "p1/images.csv", groups="eventID"))
+    assert classes_of(*splits) == dict(zip(FILES, rows_of("{species}", FILES, **VALUES), strict=True))
     assert sum(groups_apart(*splits)) == 10
     assert read_splits(given.changed(class_folders=True))[0].class_names == ["site0", "site1"]
-    files = [*tmp_path.iterdir()]
-    (tmp_path / "p1").mkdir()
-    for file in files:
-        file.rename(tmp_path / "p1" / file.name)
     assert "p1: is a Camera Trap Data Package" in line_of(read_splits, options(tmp_path))
 
 
 def test_kinds_several_species_videos_and_remote_images_of_a_package(package, tmp_path):
     pytest.importorskip("pandas")
-    rows = [*ROWS, of_media(9, species="Sus scrofa"), of_media(40)]
-    rows[0] = of_media(0, "blank", "")
-    rows[6] = of_media(6, "unclassified", "")
-    media = [medium(n) for n in range(40)]
-    media[1] = medium(1, "https://multimedia.agouti.eu/assets/1/file")
-    media.append("m40,d1,activityDetection,2020-05-30T12:59:00+02:00,site1/clip.mp4,true,clip.mp4,video/mp4")
+    rows = [*ROWS, ROWS[9].replace(SPECIES[0], "Sus scrofa"), ROWS[39].replace("39", "40")]
+    rows[0] = rows[0].replace(f"animal,{SPECIES[0]}", "blank,")
+    rows[6] = rows[6].replace(f"animal,{SPECIES[1]}", "unclassified,")
+    media = rows_of(MEDIUM, [*FILES, "site1/clip.mp4"], **VALUES)
+    media[1] = media[1].replace(FILES[1], "https://multimedia.agouti.eu/assets/1/file")
+    media[40] = media[40].replace("image/jpeg", "video/mp4")
     table_of(package(rows, media), "Camera traps")
-    splits = read_splits(options(tmp_path / "images.csv", multi_label=True))
+    splits = read_splits(options(tmp_path / "p1/images.csv", multi_label=True))
     assert sum(map(len, splits)) == 38
     assert sum(samples.targets.sum() for samples in splits) == 39
     assert splits[0].class_names == sorted([*SPECIES, "Sus scrofa", "blank"])

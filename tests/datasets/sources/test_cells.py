@@ -1,13 +1,13 @@
 """Cells in columns of labels: 0, 1, or named by DATA.COLUMNS; every advice is typed."""
 
-import json
 import re
 
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import CPU, line_of, read_samples, told
-from source_helpers import options, typed, write_image, write_table
+from conftest import CPU, each_row, line_of, read_samples, told
+from source_helpers import IMAGE, expand, labels_of, options, rows_of, tree, typed, write_table
 
 from configs.yaml_io import parse_value
 from datasets.recognition import recognize_dataset
@@ -24,11 +24,10 @@ def table(tmp_path):
     """Writes a table of three labels, whose last rows have these cells, and its images."""
 
     def write(*last):
-        rows = [f"{number}.png,{cells}" for number, cells in enumerate([*PLAIN, *last])]
-        for number in range(len(rows)):
-            write_image(tmp_path / f"{number}.png", size=(2, 2))
-        write_table(tmp_path / "all.csv", rows, "image,ant,bee,cat")
-        return tmp_path / "all.csv"
+        images = [f"{number}.png" for number in range(len(PLAIN) + len(last))]
+        file = tree(tmp_path, *images) / "all.csv"
+        write_table(file, rows_of("{path},{cells}", images, cells=[*PLAIN, *last]), "image,ant,bee,cat")
+        return file
 
     return write
 
@@ -43,77 +42,73 @@ def read(path, columns=None, multi_label=True, **values):
 
 def target_of(splits, path):
     """The target of an image."""
-    found = {
-        name: target for samples in splits for name, target in zip(samples.paths, samples.targets.tolist(), strict=True)
-    }
-    return found[path]
+    return labels_of(*splits)[path]
 
 
-MEANT = {  # cells of a row, more of DATA.COLUMNS: the target
-    ("TRUE,False,1.0", ""): [1, 0, 1],
-    ("yes,No,0", ""): [1, 0, 0],
-    ("0.97,1e-05,0.5", ", threshold: 0.5"): [1, 0, 1],
-    ("9,0.99,1", ", threshold: 1"): [1, 0, 1],
-    ("-1,,NaN", ", cells: {'-1': 1, '': 0, nan: 1}"): [1, 0, 1],
-    ("-1.0,.3,2", ", cells: {-1: 1}, threshold: 1"): [1, 0, 1],
-    ("1,0,x", ", cells: {0: 1, 1: 0, X: 1}"): [0, 1, 1],
-    ("-1.0,,nan", ", cells: {-1: null, '': 0, nan: null}"): [UNKNOWN, 0, UNKNOWN],
-    ("u,0.2,.7", ", cells: {U: null}, threshold: 0.5"): [UNKNOWN, 0, 1],
-    ('"0,97","1,0","0,5"', ", cells: {'0,5': null}, threshold: 0.6"): [1, 1, UNKNOWN],
-    ("true,10%,positive", ", cells: {10%: 0, Positive: 1}"): [1, 0, 1],
-}
+# Cells of a row, more of DATA.COLUMNS, the target
+MEANT = """
+cells | more | target
+TRUE,False,1.0 | | 1 0 1
+yes,No,0 | | 1 0 0
+0.97,1e-05,0.5 | , threshold: 0.5 | 1 0 1
+9,0.99,1 | , threshold: 1 | 1 0 1
+-1,,NaN | , cells: {'-1': 1, '': 0, nan: 1} | 1 0 1
+-1.0,.3,2 | , cells: {-1: 1}, threshold: 1 | 1 0 1
+1,0,x | , cells: {0: 1, 1: 0, X: 1} | 0 1 1
+-1.0,,nan | , cells: {-1: null, '': 0, nan: null} | -2 0 -2
+u,0.2,.7 | , cells: {U: null}, threshold: 0.5 | -2 0 1
+"0,97","1,0","0,5" | , cells: {'0,5': null}, threshold: 0.6 | 1 1 -2
+true,10%,positive | , cells: {10%: 0, Positive: 1} | 1 0 1
+-1,0.2,0.7 | , threshold: 0.5, cells: {-1: 0} | 0 0 1
+"""
 
 
-@pytest.mark.parametrize("cells, more", MEANT)
-def test_a_cell_is_0_or_1_or_it_is_named(cells, more, table):
+@each_row(MEANT)
+def test_a_cell_is_0_or_1_or_it_is_named(cells, more, target, table):
     splits = read(table(cells), LISTED % more)
-    assert target_of(splits, "12.png") == MEANT[cells, more]
+    assert target_of(splits, "12.png") == [*map(int, target.split())]
     assert splits[0].class_names == NAMES
     assert len(told(splits[0].notes, "yes is 1")) == ("yes" in cells)
 
 
-UNREAD = {  # the last rows: parts of the message, whether the columns are advised if they are not given
-    ("0.97,1e-05,1e-05",): (["all.csv:14: 3 of 39 cells", "'1e-05' (2)"], True),
-    ("9,10,8",) * 12: (["36 of 72 cells", "'10' (12)", '"threshold": 5.0'], False),
-    ("-1,,2", ",,0"): (["5 of 42 cells", "'' (3)", "'-1' (1)"], True),
-    ("nan,t,0",): (["2 of 39 cells", "'t' (1)"], False),
-    ("yes,no,maybe",): (["1 of 39 cells"], False),
-    ("0.5,high,low",): (["3 of 39 cells", '"threshold": 0.5', '"high"'], False),
-    ("0.1,0.2,0.3", "0.4,0.6,0.7", "0.8,0.9,0.95"): (["9 of 45 cells", '"threshold": 0.5'], True),
-}
+# The last rows, parts of the message, commands in it, whether the columns are advised if they are not given
+UNREAD = """
+last | parts | ways | is_advised
+0.97,1e-05,1e-05 | all.csv:14: 3 of 39 cells; '1e-05' (2) | 2 | true
+9,10,8 & 9,10,8 & 9,10,8 & 9,10,8 & 9,10,8 | 15 of 51 cells; '10' (5); "threshold": 5.0 | 2 | false
+-1,,2 & ,,0 | 5 of 42 cells; '' (3); '-1' (1) | 2 | true
+nan,t,0 | 2 of 39 cells; 't' (1) | 1 | false
+yes,no,maybe | 1 of 39 cells | 1 | false
+0.5,high,low | 3 of 39 cells; "threshold": 0.5; "high" | 2 | false
+0.1,0.2,0.3 & 0.4,0.6,0.7 & 0.8,0.9,0.95 | 9 of 45 cells; "threshold": 0.5 | 1 | true
+"""
 
 
 @pytest.mark.parametrize("multi_label", [True, False])
-@pytest.mark.parametrize("last", UNREAD)
-def test_other_cells_are_counted_and_each_way_on_works(last, multi_label, table):
-    parts, _ = UNREAD[last]
-    file = table(*last)
+@each_row(UNREAD)
+def test_other_cells_are_counted_and_each_way_on_works(last, parts, ways, is_advised, multi_label, table):
+    rows = last.split(" & ")
+    file = table(*rows)
     columns = parse_value(LISTED % "")
     line = line_of(read, file, columns, multi_label)
     assert len(line) < 800
-    assert all(part in line for part in parts)
-    ways = typed(line, options(file, multi_label=multi_label, columns=columns))
-    assert len(ways) == (1 if "threshold" not in line or "9 of" in line else 2)
-    for way in ways:
+    assert all(part in line for part in parts.split("; "))
+    given = typed(line, options(file, multi_label=multi_label, columns=columns))
+    assert len(given) == int(ways)
+    for way in given:
         assert way.multi_label == (multi_label or "cells" in way.columns)
         splits = read(file, way.columns)
         assert splits[0].class_names == NAMES
-        assert sum(map(len, splits)) == len(PLAIN) + len(last)
-
-
-@pytest.mark.parametrize("last", [last for last, (_, is_advised) in UNREAD.items() if is_advised])
-def test_columns_that_may_be_of_labels_are_advised_with_their_cells(last, table):
-    file = table(*last)
-    for way in typed(line_of(read, file, None, False), options(file)):
+        assert sum(map(len, splits)) == len(PLAIN) + len(rows)
+    for way in typed(line_of(read, file, None, False), options(file)) if is_advised == "true" else ():
         assert read(file, way.columns)[0].class_names == NAMES
 
 
 def test_columns_of_yes_and_no_are_columns_of_labels(tmp_path):
-    for number in range(12):
-        write_image(tmp_path / f"{number}.png", size=(2, 2))
-    rows = [f"{number}.png,{'yes,no' if number % 2 else 'no,yes'}" for number in range(12)]
-    write_table(tmp_path / "all.csv", rows, "image,ant,bee")
-    splits = read(tmp_path / "all.csv")
+    images = expand("{0..11}.png")
+    file = tree(tmp_path, *images) / "all.csv"
+    write_table(file, rows_of("{path},{cells}", images, cells=["no,yes", "yes,no"]), "image,ant,bee")
+    splits = read(file)
     assert splits[0].class_names == ["ant", "bee"]
     assert target_of(splits, "1.png") == [1, 0]
 
@@ -121,13 +116,10 @@ def test_columns_of_yes_and_no_are_columns_of_labels(tmp_path):
 def test_parquet_and_json_lines(tmp_path):
     """Their cells are of other types: truth values, numbers, null."""
     cells = {"ant": [True, False] * 10, "bee": [1.0, 0.25] * 10, "cat": [None, 1] * 10}
-    for number in range(20):
-        write_image(tmp_path / f"{number}.png", size=(2, 2))
-    rows = [{"image": f"{number}.png"} | {name: of[number] for name, of in cells.items()} for number in range(20)]
-    (tmp_path / "all.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "hub").mkdir()
-    images = [(tmp_path / row["image"]).read_bytes() for row in rows]
-    pq.write_table(pa.table({"image": images} | cells), tmp_path / "hub/all.parquet")
+    images = expand("{0..19}.png")
+    tree(tmp_path, *images, "hub/")
+    pandas.DataFrame({"image": images} | cells).to_json(tmp_path / "all.jsonl", orient="records", lines=True)
+    pq.write_table(pa.table({"image": [IMAGE] * 20} | cells), tmp_path / "hub/all.parquet")
     for file, first in ((tmp_path / "all.jsonl", "0.png"), (tmp_path / "hub/all.parquet", "all.parquet:0")):
         line = line_of(read, file, LISTED % "")
         assert "20 of 60 cells" in line
@@ -164,6 +156,4 @@ def test_wrong_options(columns, table):
 
 def test_a_threshold_does_not_decide_about_minus_one(table):
     """-1 is unknown in many tables."""
-    file = table("-1,0.2,0.7")
-    assert "'-1' (1)" in line_of(read, file, parse_value(LISTED % ", threshold: 0.5"))
-    assert target_of(read(file, LISTED % ", threshold: 0.5, cells: {-1: 0}"), "12.png") == [0, 0, 1]
+    assert "'-1' (1)" in line_of(read, table("-1,0.2,0.7"), LISTED % ", threshold: 0.5")
