@@ -11,32 +11,28 @@ from datasets.sources.tables.columns import likely_columns
 from datasets.sources.tables.files import open_table
 from utils.errors import UserError
 
-PATIENTS = [f"p{patient}/{number}.jpg" for patient in "abcdef" for number in range(4)]
+PATIENTS = "p{a,b,c,d,e,f}/{0..3}.jpg"
 LABELS = ["benign", "malignant"] * 12
 VALUES = {"label": LABELS, "place": "01", "not_place": "10", "is_first": [True] * 12 + [False] * 12}
-IMAGES = {
-    "patients": PATIENTS,
-    "train": [f"train/{path}" for path in PATIENTS],
-    "M": [f"M/{path}" for path in PATIENTS],
-    "sites": [f"{site}/IMG_{10 * n + place}.jpg" for place, site in enumerate(("Köln", "Bonn")) for n in range(6)],
-    "one": [f"images/PAT_{number // 2}_{number // 2}_{7 * number}.png" for number in range(24)],
-    "parts": [f"images_00{1 + number // 12}/images/{number // 3:08}_{number % 3:03}.png" for number in range(24)],
-}
 # Images; a table, its header and its rows; how many classes the folders could be, too
 BESIDE = """
 name | images | table | header | row | classes
-labels.csv | patients | labels.csv | image,label | {path},{label} | 6
-of a split | train | train/metadata.csv | file_name,label | {inner},{label} | 6
-Roboflow | train | train/_classes.csv | filename,benign,malignant | {inner},{not_place},{place} | 6
-a clinic's | sites | Befunde.csv | Datei;Alter;Befund | {name};{n};{label} | 2
-no known name | patients | x.csv | file,age,sex,result | {path},{n},m,{label} | 6
-a list | patients | list_label.txt | | {path} {place} | 6
-ChestX-ray14 | parts | Data_Entry.csv | Image,Finding Labels,Follow-up #,Patient,Age,Width,Height] \
+labels.csv | p{a,b,c,d,e,f}/{0..3}.jpg | labels.csv | image,label | {path},{label} | 6
+of a split | train/p{a,b,c,d,e,f}/{0..3}.jpg | train/metadata.csv | file_name,label | {inner},{label} | 6
+Roboflow | train/p{a,b,c,d,e,f}/{0..3}.jpg | train/_classes.csv | filename,benign,malignant \
+    | {inner},{not_place},{place} | 6
+a clinic's | Köln/IMG_{0..5}0.jpg & Bonn/IMG_{0..5}1.jpg | Befunde.csv | Datei;Alter;Befund | {name};{n};{label} | 2
+no known name | p{a,b,c,d,e,f}/{0..3}.jpg | x.csv | file,age,sex,result | {path},{n},m,{label} | 6
+a list | p{a,b,c,d,e,f}/{0..3}.jpg | list_label.txt | | {path} {place} | 6
+ChestX-ray14 | images_001/images/{00000000..00000003}_{000..002}.png & \
+images_002/images/{00000004..00000007}_{000..002}.png \
+    | Data_Entry.csv | Image,Finding Labels,Follow-up #,Patient,Age,Width,Height] \
     | {name},{label},0,{n},58,9 | 2  # a row is shorter, as spreadsheets write it
-in another folder | one | meta/labels.csv | image,label | {path},{label} |
-PAD-UFES-20 | one | metadata.csv | patient_id,lesion_id,smoke,diagnostic,img_id,biopsed \
+in another folder | images/PAT_{0..11}_{1,2}_77.png | meta/labels.csv | image,label | {path},{label} |
+PAD-UFES-20 | images/PAT_{0..11}_{1,2}_77.png | metadata.csv | patient_id,lesion_id,smoke,diagnostic,img_id,biopsed \
     | PAT_{n},1,False,{label},{name},True |
-AffectNet | M | training.csv | subDirectory_filePath,face_x,expression,valence | {inner},134,{label},-0.5 | 6
+AffectNet | M/p{a,b,c,d,e,f}/{0..3}.jpg | training.csv | subDirectory_filePath,face_x,expression,valence \
+    | {inner},134,{label},-0.5 | 6
 """
 NO_WORD = """
 name | table | header | row
@@ -48,17 +44,13 @@ other images | labels.csv | image,label | {n}.png,{label}
 """  # tables that agree with the folders, that this program writes, or without labels
 
 
-def write(root, images, files=()):
-    tree(root, *images)
-    for name, content in dict(files).items():
-        (root / name).parent.mkdir(exist_ok=True)
-        (root / name).write_text(content)
-    return options(root, dataset="folder")
+def write(root, images):
+    return options(tree(root, *images), dataset="folder")
 
 
 @each_row(BESIDE)
 def test_a_table_beside_the_folders_is_an_answer(name, images, table, header, row, classes, tmp_path):
-    paths = IMAGES[images]
+    paths = expand(images)
     given = write(tmp_path, paths)
     write_table(tmp_path / table, rows_of(row, paths, **VALUES), header)
     of_table, *of_folders = typed(line_of(read_splits, given), given)
@@ -73,8 +65,9 @@ def test_a_table_beside_the_folders_is_an_answer(name, images, table, header, ro
 
 @each_row(NO_WORD)
 def test_a_table_that_adds_nothing_is_not_mentioned(name, table, header, row, tmp_path):
-    given = write(tmp_path, PATIENTS)
-    write_table(tmp_path / table, rows_of(row, PATIENTS, **VALUES), header)
+    paths = expand(PATIENTS)
+    given = write(tmp_path, paths)
+    write_table(tmp_path / table, rows_of(row, paths, **VALUES), header)
     train, _ = read_splits(given)
     assert len(train.class_names) == 6
     assert not [note for note in train.notes if note.kind != "log"]
@@ -125,8 +118,7 @@ def test_a_row_of_several_images_is_an_answer(name, folders, header, row, path, 
     """Of the images in a folder each, or of channels, the table names one per row."""
     names = [part + "/" * (name != "BBBC021") for part in folders.split()]
     given = write(tmp_path, [f"{part}{number}.jpg" for part in names for number in range(12)])
-    rows = [row.format(number, LABELS[number]) for number in range(12)]
-    (tmp_path / "pairs.csv").write_text("\n".join([header, *rows]))
+    write_table(tmp_path / "pairs.csv", [row.format(number, LABELS[number]) for number in range(12)], header)
     advised = typed(line_of(read_splits, given), given)[0]
     assert advised.columns["path"] == path
     for image, label in classes_of(*read_splits(advised)).items():
@@ -135,8 +127,9 @@ def test_a_row_of_several_images_is_an_answer(name, folders, header, row, path, 
 
 def test_few_files_are_looked_for_in_the_folders_beside_a_table(tmp_path, monkeypatch):
     """A server's disk answers a thousand times a second."""
-    tree(tmp_path, *(f"c{n}/a.jpg" for n in range(40)))
-    (tmp_path / "x.csv").write_text("\n".join(["file,a,b,c,species", *(f"{n}.jpg,u,v,w,s{n % 2}" for n in range(400))]))
+    tree(tmp_path, "c{0..39}/a.jpg")
+    rows = rows_of("{path},u,v,w,s{place}", expand("{0..399}.jpg"), **VALUES)
+    write_table(tmp_path / "x.csv", rows, "file,a,b,c,species")
     asked = []
     monkeypatch.setattr("os.path.isfile", asked.append)
     likely_columns(open_table(tmp_path / "x.csv", "auto"))
@@ -144,11 +137,12 @@ def test_few_files_are_looked_for_in_the_folders_beside_a_table(tmp_path, monkey
 
 
 def test_a_column_whose_values_are_the_names_of_the_images(tmp_path):
-    given = write(tmp_path, [f"images/{4000 + n}.jpg" for n in range(12)])
-    rows = [f"{4000 + n}\tK{n}\t{('oak', 'maple')[n % 2]}" for n in range(12)]
-    (tmp_path / "occurrence.txt").write_text("\n".join(["gbifID\tcatalogNumber\tscientificName", *rows]))
+    paths = expand("images/{4000..4011}.jpg")
+    given = write(tmp_path, paths)
+    rows = rows_of("{stem}\tK{n}\t{label}", paths, **VALUES)
+    write_table(tmp_path / "occurrence.txt", rows, "gbifID\tcatalogNumber\tscientificName")
     (of_table,) = typed(line_of(read_splits, given), given)
-    assert [*classes_of(*read_splits(of_table)).values()].count("oak") == 6
+    assert [*classes_of(*read_splits(of_table)).values()].count("benign") == 6
 
 
 def bytes_read():
@@ -158,15 +152,14 @@ def bytes_read():
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts the bytes read as Linux does")
 @pytest.mark.parametrize("is_last", [None, False, True], ids=["unrelated", "first rows", "last rows"])
 def test_a_large_table_near_the_images_is_read_if_a_part_of_it_names_them(is_last, tmp_path):
-    root = tmp_path / "photos"
-    names = [f"{label}/DSC{place}{label}.jpg" for label in "ab" for place in range(200)]
-    given = write(root, names)
+    names = expand("{a,b}/DSC{0..199}.jpg")
+    given = write(tmp_path / "photos", names)
     rows = [f"2026-01-{n % 28:02},{n}.5,taxi,{n * 7}" for n in range(40_000)]
     if is_last is not None:
-        labels = [f"2026-01-01,photos/{path},{'xy'[n % 2]},1" for n, path in enumerate(names)]
+        labels = rows_of("2026-01-01,photos/{path},{label},1", names, **VALUES)
         rows = rows[:8000] + labels if is_last else labels + rows[:8000]
     file = tmp_path / "trips.csv"
-    file.write_text("\n".join(["day,image,label,fare", *rows]))
+    write_table(file, rows, "day,image,label,fare")
     if is_last is None:
         read_splits(given)  # imports modules
         before = bytes_read()

@@ -195,9 +195,8 @@ def readings(root):
             write_set(folder, **of_set)
             yield f"{kind} {name}", options(folder)
     for name, images, table, header, row, *_ in cells_of(test_beside.BESIDE.replace("\\\n", ""))[1:]:
-        folder = tree(root / f"beside {name}".replace("'", ""), *test_beside.IMAGES[images])
-        rows = rows_of(row, test_beside.IMAGES[images], **test_beside.VALUES)
-        write_table(folder / table, rows, header)
+        folder = tree(root / f"beside {name}".replace("'", ""), images)
+        write_table(folder / table, rows_of(row, expand(images), **test_beside.VALUES), header)
         yield f"beside {name}", options(folder, dataset="folder")
     for name, header, row, *_ in (*cells_of(test_tables.COLUMNS)[1:], *cells_of(test_tables.UNCLEAR)[1:]):
         folder = tree(root / f"table {name}", *test_tables.FILES)
