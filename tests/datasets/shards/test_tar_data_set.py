@@ -6,11 +6,12 @@ import pickle
 from itertools import chain
 
 import pytest
-from conftest import config_for, eval_loader_for, read_samples, refused, samples_for, told, train_batches_for
+from conftest import config_for, each_row, eval_loader_for, read_samples, refused, samples_for, told, train_batches_for
 from range_server import body, range_server, status, wait_for
 from tar_files import jpeg, tar_of, write_shard, write_shards
 
 from configs.schema import Data
+from configs.yaml_io import parse_value
 from datasets.decoding.images import BadImage
 from datasets.loading.sampler import EvalSampler
 from datasets.shards.data_set import TarShards
@@ -91,19 +92,25 @@ def test_class_names_of_the_info_file_and_of_texts(root, tmp_path):
         assert set(samples.targets.tolist()) == {0, 1}
 
 
-@pytest.mark.parametrize("labels, names, targets", [
-    ([["cat"], ["dog", "cat"], []], ["cat", "dog"], [[1, 0], [1, 1], [0, 0]]),
-    ([[0, 11], [2], [10]], list(map(str, range(12))), [[n in row for n in range(12)] for row in ([0, 11], [2], [10])]),
-])  # fmt: skip
-def test_several_labels_are_names_or_numbers_by_their_value(labels, names, targets, tmp_path):
+SEVERAL = """
+labels | names
+[[cat], [dog, cat], []] | cat dog
+[[0, 11], [2], [10]] | 0 1 2 3 4 5 6 7 8 9 10 11
+"""
+
+
+@each_row(SEVERAL)
+def test_several_labels_are_names_or_numbers_by_their_value(labels, names, tmp_path):
     files = {}
-    for number, one in enumerate(labels):
+    rows = parse_value(labels)
+    for number, one in enumerate(rows):
         files |= {f"{number}.jpg": jpeg(number), f"{number}.json": json.dumps({"labels": one}).encode()}
     (tmp_path / "data.tar").write_bytes(tar_of(files))
     info = {"splits": {"train": {"filenames": ["data.tar"], "alt_label": "labels"}}}
     (tmp_path / "_info.json").write_text(json.dumps(info))
     samples = tar(options(tmp_path, multi_label=True))
-    assert (samples.class_names, samples.targets.tolist()) == (names, targets)
+    assert samples.class_names == names.split()
+    assert samples.targets.tolist() == [[name in map(str, one) for name in names.split()] for one in rows]
 
 
 def test_the_shards_are_found_and_indexed_once_for_all_splits(root, cache, cpu):

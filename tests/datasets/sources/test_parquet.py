@@ -4,6 +4,7 @@ import json
 import pickle
 import random
 import re
+from ast import literal_eval
 from decimal import Decimal
 
 import numpy as np
@@ -160,21 +161,23 @@ def test_types_of_images_and_labels(tmp_path, of_images, of_labels):
     assert classes_of(train) | classes_of(val) == {3: "a", 5: "b"}
 
 
-OF_OTHER_TYPES = {  # columns of images and of labels; a part of the error
-    "numbers": ([1, 2], "a", r"image'? \(list<"),
-    "lists of images": ([{"bytes": b"1"}], "a", r"image'? \(list<"),
-    "paths": ({"path": "x.png"}, "a", r"image'? \(struct<path: "),
-    "images in images": ({"image": {"bytes": b"1", "path": "x"}}, "a", r"image'? \(struct<image: "),
-    "lists of labels": (b"1", [1], r"label'? \(list<"),
-    "structs of labels": (b"1", {"a": 1}, r"label'? \(struct<"),
-}
+# The value in the columns of images and of labels; a part of the error
+OF_OTHER_TYPES = r"""
+image | label | named
+[1, 2] | "a" | image'? \(list<
+[{"bytes": b"1"}] | "a" | image'? \(list<
+{"path": "x.png"} | "a" | image'? \(struct<path:
+{"image": {"bytes": b"1", "path": "x"}} | "a" | image'? \(struct<image:
+b"1" | [1] | label'? \(list<
+b"1" | {"a": 1} | label'? \(struct<
+"""
 
 
-@pytest.mark.parametrize("case", OF_OTHER_TYPES)
+@each_row(OF_OTHER_TYPES)
 @pytest.mark.parametrize("given", [None, {"path": "image", "label": "label"}])
-def test_a_column_of_another_type_is_named_with_it(tmp_path, case, given):
-    image, label, named = OF_OTHER_TYPES[case]
-    pq.write_table(pa.table({"image": [image] * 4, "label": [label] * 4}), tmp_path / "x.parquet")
+def test_a_column_of_another_type_is_named_with_it(tmp_path, image, label, named, given):
+    columns = {"image": [literal_eval(image)] * 4, "label": [literal_eval(label)] * 4}
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
     with refused(named):
         read(tmp_path, columns=given)
 
