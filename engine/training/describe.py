@@ -23,6 +23,8 @@ from models.weights.fit import Fitted, NewHead
 from utils.device import cpu_warning
 from utils.notes import Note, texts_of
 
+_MOST_CLASSES = 3  # on the screen
+
 
 @dataclass(frozen=True)
 class HeadClasses:
@@ -168,7 +170,11 @@ def _of_other_batch(train: Train, size: int) -> str:
 
 
 def describe_on_screen(
-    state: TrainState, fitted: Fitted, data: TrainingData, resumed: EpochProgress | None
+    state: TrainState,
+    fitted: Fitted,
+    data: TrainingData,
+    class_names: Sequence[str] | None,
+    resumed: EpochProgress | None,
 ) -> list[str]:
     """The lines of the screen before the first step: data, model, and the training. resumed: the position."""
     config = state.config
@@ -194,8 +200,9 @@ def describe_on_screen(
     if train.minutes and not resumed:
         training += f", {_count(train.minutes, 'minute')}"
     devices = Devices(state.context.world_size, str(state.context.device), state.precision.short_name)
+    classes = f": {list_names(class_names, _MOST_CLASSES)}" if class_names else ""
     return [
-        f"Data: {data.images}{place_of(config.data)}",
+        f"Data: {data.images}{place_of(config.data)}{classes}",
         model_line(config, state.meta_model, weights),
         f"Training: {training}; {devices}",
     ]

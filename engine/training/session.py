@@ -125,7 +125,7 @@ def build_training_session(
         evaluator=build_evaluator(config, state.precision, state.strategy, context, TO_CHOOSE._replace(point=goal)),
         bad_images=bad_images,
         solved=solved,
-        lines=describe_on_screen(state, fitted, images, position.progress if plan.found else None),
+        lines=describe_on_screen(state, fitted, images, plan.class_names, position.progress if plan.found else None),
     )
 
 

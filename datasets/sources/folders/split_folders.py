@@ -96,7 +96,9 @@ def _as_variants(levels: Levels, listing: ImageFiles) -> str | None:
         outer = {to_nfc(path.partition("/")[0]) for path in levels.below[name]}
         of_folders.update((inside | outer) - {"", to_nfc(name)})
     recurring = {name for name, count in of_folders.items() if count > 1}
-    if len(recurring) > 1 or recurring & names:
+    of_each = [set(map(to_nfc, paths)) - {""} for paths in levels.below.values()]
+    in_each = set.intersection(*of_each) if len({*map(len, of_each)}) > 1 else set()  # site_{a,b}/ill site_a/well
+    if len(recurring) > 1 or recurring & names or in_each:
         return f"{list_names(sorted(recurring), _MAX_SHOWN)} are in several folders, as of variants, patients or splits"
     return None
 

@@ -87,6 +87,7 @@ variants in a folder | raw/{color,grayscale,segmented}/{apple,corn} | raw/color 
 folds | fold{1,2,3,4,5}/{a,b} |  | ALL reads 2 classes
 MURA | {train,valid}/XR_{WRIST,HAND}/patient0000{1,2,3}/study1_{negative,positive} |  | ALL reads 2 classes
 sites | site{A,B,C}/{a,b} color/{a,b} | color | ALL
+a site without a class | site_{a,b}/benign site_a/malignant | site_a | ALL
 three varieties | rose/{red,white} tulip/{red,yellow} lily/{white,pink} | lily | ALL
 most images | Dataset/{0,1,2,3,4,5,6,7,8,9} Examples | Dataset | ALL
 flowers | {daisy,rose} flowers/{daisy,rose} | flowers | ALL

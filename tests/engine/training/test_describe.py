@@ -65,7 +65,9 @@ def test_who_accumulates_gradients_reads_the_images_of_each_step(samples, size, 
     layout = EpochLayout(samples, BatchPlan(size, accumulation=3), 0)
     parts = {"context": SimpleNamespace(world_size=1, device="cpu"), "precision": SimpleNamespace(short_name="float32")}
     state = SimpleNamespace(config=Config(), layout=layout, meta_model=torch.nn.Identity(), **parts)
-    printed = describe_on_screen(state, SimpleNamespace(source=""), SimpleNamespace(images=""), None)
+    images = SimpleNamespace(images="8 images")
+    printed = describe_on_screen(state, SimpleNamespace(source=""), images, ["site_a", "site_b", "c", "d"], None)
+    assert printed[0].startswith("Data: 8 images (") and printed[0].endswith(": 'site_a', 'site_b', 'c' and 1 more")
     assert printed[-1] == f"Training: 300 epochs of {line}; 1 process, cpu, float32"
 
 
