@@ -1,6 +1,8 @@
 """Words in the paths of images: names of splits and of masks, and labels by an expression."""
 
 import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 
 from datasets.sources.shared_arrays import to_nfc
 
@@ -49,6 +51,30 @@ def word_in(name: str) -> str | None:
 def any_word_in(name: str) -> str:
     """As `word_in`, also of a name that is one of `SPLIT_WORDS`; '' without one."""
     return SPLIT_WORDS.get(name.lower()) or word_in(name) or ""
+
+
+def hidden_splits(folders: Iterable[Sequence[str]], level: int, split_of: Callable[[str], str]) -> list[str]:
+    """The names of val or test in folders of another split, by the ones at a level: test of train/test/cat; also above
+    the level in paths that are of train without its word.
+
+    A name of images in several splits is a class, {train,val}/{control,test}, unless all beside it are splits, too.
+    """
+    splits_with = defaultdict[tuple[int, str, bool], set[str]](set)
+    words_at = defaultdict[int, set[str]](set)
+    for names in folders:
+        outer = "".join(names[level : level + 1])
+        start = level + 1 if any_word_in(outer) else 0
+        for place, name in enumerate(names[start:], start):
+            is_last = place + 1 == len(names)
+            splits_with[place, name, is_last].add(split_of(outer))
+            words_at[place].add(any_word_in(name))
+    found = set()
+    for (place, name, is_last), splits in splits_with.items():
+        word = any_word_in(name)
+        is_class = is_last and len(splits) > 1 and "" in words_at[place]
+        if word in ("val", "test") and not is_class and splits & {"train", "val"} - {word}:
+            found.add(name)
+    return sorted(found)
 
 
 def label_in(expression: str, path: str) -> str:

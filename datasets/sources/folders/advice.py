@@ -251,7 +251,7 @@ def unclear(given: Path, root: Path, problem: str, is_confirmed: bool) -> UserEr
     trainings = []
     if levels.inside and set.intersection(*levels.inside.values()):  # all contain a folder of one name, as splits do
         trainings = [name for name in levels.sizes if word_in(name) == "train"]
-    ways = _tables_or_folders(root, levels, trainings, images)
+    ways = _tables_or_folders(given, root, levels, trainings, images)
     if not ways or word_in(root.name) == "train":  # labels of all splits
         ways = _labels_in_paths(given) or ways
     ways = ways or _other_data(root, images)
@@ -286,7 +286,9 @@ def _folders_of_levels(sizes: Mapping[str, int]) -> str:
     return "; in them ".join(shown)
 
 
-def _tables_or_folders(root: Path, levels: Levels, trainings: Sequence[str], images: Sequence[str]) -> list[Way]:
+def _tables_or_folders(
+    given: Path, root: Path, levels: Levels, trainings: Sequence[str], images: Sequence[str]
+) -> list[Way]:
     """PaddleViT's lists; else names for folders of splits, tables beside the images, apart from those for tests, and
     inner folders.
     """
@@ -297,7 +299,10 @@ def _tables_or_folders(root: Path, levels: Levels, trainings: Sequence[str], ima
     ways = _advise_renaming([*levels.sizes])
     for table in tables_beside(root, root, without_masks(used)[0], any_labels=True):
         ways += table.ways
-    inner = (_folders(path).tried() for path in _candidates(root, levels, trainings, images))  # or one in it
+    places = [*_candidates(root, levels, trainings, images)]  # or one in it
+    if root != given and word_in(root.name) == "train":
+        places.insert(0, root)
+    inner = (_folders(path).tried() for path in places)
     for one in islice((one for one in inner if one and not one.options), max(1, len(trainings))):
         ways.append(Way(f"give {one.path} if it is the data set", one))
     return ways
@@ -379,7 +384,7 @@ def _labels_in_paths(root: Path) -> list[Way]:
     """
     paths, _ = without_masks(FoundFiles(root).images_in(root))
     try:
-        level, _, of_split = by_split(root, paths)
+        level, _, of_split = by_split(Data.model_validate({"DATA_PATH": str(root)}), paths)
     except UserError:
         return []
     if {"train", "test"} <= {split_of(os.path.basename(path)) for path in paths}:

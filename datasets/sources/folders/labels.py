@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -14,10 +14,11 @@ from configs.schema import Data
 from configs.yaml_io import format_value, shorten
 from datasets.sources.class_names import list_names, positions
 from datasets.sources.folders.class_folders import FoundFiles
-from datasets.sources.path_words import MASK, label_in, word_in
+from datasets.sources.path_words import MASK, hidden_splits, label_in, word_in
+from datasets.sources.question import Answer, Question, Way, words_of
 from datasets.sources.samples import ImageFiles, listing_arrays
 from datasets.sources.shared_arrays import StringPacker
-from utils.errors import Finding, UserError
+from utils.errors import Finding
 from utils.notes import Note
 
 _MAX_SHOWN = 4
@@ -25,13 +26,14 @@ is_mask = re.compile(MASK, re.IGNORECASE).fullmatch
 Paths = dict[str, list[str]]  # of the images of each split
 
 
-def by_split(root: Path, paths: Sequence[str]) -> tuple[int, dict[str, str], Paths]:
+def by_split(data: Data, paths: Sequence[str]) -> tuple[int, dict[str, str], Paths]:
     """The level of folders that are splits, the split of each name at it, and the paths of each split: cat.0.jpg in
     train/ or test1/, 0.jpg in cat/train/ or cat/val/.
 
     It is the first level at which a folder has the word of a split; 'none': of images without labels. Without such a
     level, it is -1. Train may have no folder at the level: {a,b}/0.jpg test/{a,b}/0.jpg.
-    Raises UserError: not all folders of the level have such a word, or two have the same one, or none is train.
+    Raises Question: not all folders of the level have such a word, or two have the same one, none is train, or another
+    split is in one.
     """
     folders = dict.fromkeys(path.rpartition("/")[0] for path in paths)
     parts = [folder.split("/") for folder in folders]
@@ -44,14 +46,14 @@ def by_split(root: Path, paths: Sequence[str]) -> tuple[int, dict[str, str], Pat
         recurring = bare & {one[level + 1] for one in parts if len(one) > level + 1 and words[one[level]]}
         if "train" not in named and (2 * len(recurring) > len(bare) or bare == {""}):
             words.update(dict.fromkeys(bare, "train"))
-        unclear = words.keys() - {""}
+        unclear = sorted(words.keys() - {""})
         if all(words.values()) and len({*named}) == len(named) and "train" in words.values():
-            unclear = _splits_in([one for one, name in zip(parts, names, strict=True) if words[name] == "train"], level)
+            unclear = hidden_splits(parts, level, words.__getitem__)
         if unclear:
-            shown = list_names(sorted(unclear), _MAX_SHOWN)
-            fix = "give the folder of one as -data_path, or name them so; if none is a split:"
-            raise UserError(
-                f"{root}: which of the folders {shown} is train, val or test? Then {fix} -opts DATA.CLASS_FOLDERS=true"
+            raise _which_is(
+                data,
+                unclear,
+                {"/".join(one[: one.index(name)]) for one in parts for name in {*unclear}.intersection(one)},
             )
         found = Paths((word, []) for word in words.values())
         split_of = {folder: words[name] for folder, name in zip(folders, names, strict=True)}
@@ -61,13 +63,19 @@ def by_split(root: Path, paths: Sequence[str]) -> tuple[int, dict[str, str], Pat
     return -1, {}, {"train": [*paths]}
 
 
-def _splits_in(folders: Sequence[list[str]], level: int) -> set[str]:
-    """The names at a level below the one of splits that are splits, too: train/{train,val}/cat beside test/cat."""
-    for names in zip_longest(*(folder[level + 1 :] for folder in folders), fillvalue=""):
-        words = {word_in(name) for name in {*names}}
-        if len(words) > 1 and None not in words:
-            return {*names}
-    return set()
+def _which_is(data: Data, names: Sequence[str], outer: Set[str]) -> Question:
+    """The question about folders, and the labels in paths that are read in one around them, or without splits."""
+    ways = [Way("name them so")]
+    if data.labels or data.columns:
+        one = Answer(data.changed(data_path=os.path.join(data.data_path, *outer)))
+        if len(outer) == 1 and "" not in outer and one.is_read:
+            ways.append(Way(f"give {one.path}", one))
+        confirmed = Answer(data.changed(class_folders=True), words_of(class_folders=True))
+        if confirmed.is_read:
+            ways.append(Way(f"if none is a split: -opts {confirmed.options}", confirmed))
+    return Question(
+        f"{data.data_path}: which of the folders {list_names(names, _MAX_SHOWN)} is train, val or test? ", ways
+    )
 
 
 def note_on_splits(root: Path, folders: Mapping[str, Path], unread: Sequence[str]) -> Note:
@@ -92,7 +100,7 @@ class LabelledPaths:
         level = -1
         self._paths = {"train": paths}
         if not data.class_folders:
-            level, _, self._paths = by_split(self.root, paths)
+            level, _, self._paths = by_split(data, paths)
         self.folders = dict[str, Path]()
         for split, of_split in self._paths.items():
             outer = of_split[0].split("/")[: level + 1]

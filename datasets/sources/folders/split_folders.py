@@ -26,7 +26,7 @@ from datasets.sources.folders.class_folders import (
 )
 from datasets.sources.folders.labels import LabelledPaths, note_on_splits
 from datasets.sources.groups import suggest_groups
-from datasets.sources.path_words import SPLIT_NAMES, any_word_in, split_of_images, word_in
+from datasets.sources.path_words import SPLIT_NAMES, any_word_in, hidden_splits, split_of_images, word_in
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.source import Source, Wanted, without_labels
@@ -124,14 +124,18 @@ def _as_splits(levels: Levels, listing: ImageFiles) -> str | None:
     """Folders in them have the word of val or test: images/{cat,dog}/{train,test} beside other folders; or all of them
     have such words.
     """
-    inner = {part for paths in levels.below.values() for path in paths for part in path.split("/")}
-    if all(map(any_word_in, levels.sizes)):
-        inner |= levels.sizes.keys()
-    held_out = sorted(part for part in inner if any_word_in(part) in ("val", "test"))
+    outer = 0 if all(map(any_word_in, levels.sizes)) else 1
+    held_out = hidden_splits([folder.split("/")[outer:] for folder in listing.sizes], -1, lambda _: "train")
     return f"the folders {list_names(held_out, _MAX_SHOWN)} in them may be of test or val" if held_out else None
 
 
-DOUBTS = (_as_lone_folder, _as_parts, _as_variants, _as_letters, _as_outer_folder, _as_splits)
+def _as_split(levels: Levels, listing: ImageFiles) -> str | None:
+    """A folder of val or test in the folder of train."""
+    held_out = [name for name in levels.sizes if split_of_images(name) in ("val", "test")]
+    return f"{list_names(held_out, _MAX_SHOWN)} may be of test or val" if held_out else None
+
+
+DOUBTS = (_as_lone_folder, _as_parts, _as_variants, _as_letters, _as_outer_folder, _as_splits, _as_split)
 
 
 class SplitFolders:
@@ -275,7 +279,7 @@ class SplitFolders:
             levels = Levels(listing.sizes)
             for doubt in DOUBTS[:1] if self.is_confirmed else DOUBTS:
                 problem = doubt(levels, listing)
-                if problem and not (doubt == _as_parts and _have_same_folders([*self.splits.values()])):
+                if problem and not (doubt in (_as_parts, _as_split) and _have_same_folders([*self.splits.values()])):
                     return self.unclear(problem, listing.root)
         if self.is_confirmed or not trains:
             return None

@@ -11,7 +11,7 @@ from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.images import is_image_name
 from datasets.sources.class_names import list_names
-from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORD, SPLIT_WORDS, any_word_in
+from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORD, SPLIT_WORDS, any_word_in, hidden_splits
 from datasets.sources.question import PLACEHOLDER, Question, Way, on_all_rows, with_columns
 from datasets.sources.tables.cells import (
     NO_LABELS,
@@ -162,7 +162,7 @@ class _Folders:
         self._path = path
         self.places = places
         self._seen = set[str]()  # most images are in few folders
-        self._splits = set[tuple[str, ...]]()  # in the words of the folders of a path, '' of others
+        self._folders = set[tuple[str, ...]]()  # of a path, '' of those without the word of a split
         self._words = defaultdict[int, set[str]](set)
         self._others = defaultdict[int, set[str]](set)
         self._inner = defaultdict[int, set[str]](set)  # the folders in those with words of splits
@@ -174,10 +174,10 @@ class _Folders:
         if len(self._seen) < _MAX_SEEN:
             self._seen.add(folder)
         names = self.places.folders(cells[self._path])
-        splits = [any_word_in(name) for name in names]
-        self._splits.add(tuple(split if split in SPLIT_NAMES else "" for split in splits))  # none: without labels
+        marked = tuple(name if any_word_in(name) in SPLIT_NAMES else "" for name in names)  # none: without labels
+        self._folders.add(marked)
         for level, (name, next_name) in enumerate(pairwise([*names, ""])):
-            if splits[level] in SPLIT_NAMES:
+            if marked[level]:
                 self._words[level].add(name)
                 self._inner[level].add(next_name)
             elif len(self._others[level]) < _MAX_SEEN:
@@ -185,13 +185,11 @@ class _Folders:
 
     def find(self) -> tuple[int, dict[str, str], list[str]]:
         """The first level of splits, and the split of each name in lower case: others, and paths without a folder, are
-        of train; and the folders with words of val or test, if they are in such paths: c/test beside train/c, val/c.
+        of train; and the names of other splits in them: c/test beside train/c, val/c.
         """
         level, split_of = self._first_level()
-        names = sorted(name for words in self._words.values() for name in words if any_word_in(name) != "train")
-        of_train = (splits for splits in self._splits if not "".join(splits[level : level + 1]))
-        are_doubtful = not {"val", "test"}.isdisjoint(chain.from_iterable(of_train))
-        return level, split_of, names if are_doubtful else []
+        hidden = hidden_splits(self._folders, level, lambda name: split_of.get(name.lower(), "train"))
+        return level, split_of, hidden
 
     def _first_level(self) -> tuple[int, dict[str, str]]:
         """-1 without one. Others are of train beside its word, or if most recur in the folders of splits:
@@ -205,7 +203,7 @@ class _Folders:
             are_clear = len(kinds) < 2 and (
                 not others or "train" in split_of.values() or 2 * len(recurring) > len(others)
             )
-            if others or min(map(len, self._splits)) <= level:
+            if others or min(map(len, self._folders)) <= level:
                 split_of[""] = "train"
             if are_clear and len({*split_of.values()}) > 1:
                 return level, split_of

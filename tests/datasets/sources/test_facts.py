@@ -185,10 +185,10 @@ def readings(root):
         ("inner", test_beside.INNER),
     ):
         for name, parts, *_ in cells_of(rows)[1:]:
-            yield (
-                f"{group} {name}",
-                options(tree(root / f"{group}_{name}".replace(" ", "_") / "R", *parts.split()), dataset="folder"),
-            )
+            folder = tree(root / f"{group}_{name}".replace(" ", "_") / "R", *parts.split())
+            yield f"{group} {name}", options(folder, dataset="folder")
+    for number, (parts, _) in enumerate(cells_of(test_labels.UNCLEAR)[1:]):
+        yield f"unclear {parts}", options(tree(root / f"unclear {number}" / "R", *parts.split()), labels="(.)_")
     for kind, sets in (("set", test_known_sets.SETS), ("far", test_camera_traps.FAR)):
         for name, of_set in sets.items():
             folder = root / f"{kind} {name}" / ("R" if kind == "far" else name.split("-")[0])

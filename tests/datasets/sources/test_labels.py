@@ -24,6 +24,7 @@ seg_train/{a,b}/p{1,2,3}/@.jpg | | {label: 1, group: 2} | a b | 32 16 | 3
 p{1,2,3,4}/{a,b}/@.jpg | | {label: 2, group: 1} | a b | 48 16 | 4
 p{1,2,3,4}/{train,test}/{a,b}/@.jpg | | {label: 2, group: 1} | a b | 48 16 64 | 4
 {train,val}/{c/{c1,c2},d/{d1,d2}}/@.jpg | | {label: 2} | c1 c2 d1 d2 | 32 32 |
+{train,val}/{x,dev}/{a,b}-@.jpg | /([^/]+)/ | | dev x | 32 32 |  # a class called so
 {a,b}/@.jpg {val,test}/{a,b}/x4.jpg | | {label: 1} | a b | 16 2 2 |  # train without a folder
 {a,b}/p{1,2,3,4}/@.jpg test_set/{a,b}/p5/@.jpg | | {label: 1, group: 2} | a b | 48 16 16 | 5
 """
@@ -57,7 +58,11 @@ train/{a,b}_{1,2}.jpg val/{a,c}_1.jpg | 'val/c_1.jpg'  # a class of val
 {train,test,raw}/{a,b}_1.jpg | 'raw', 'test', 'train'  # images beside splits
 {train,training,test}/{a,b}_1.jpg | 'test', 'train', 'training'
 {a,b,test_strip}/{a,b}_1.jpg test_strip/a/b_2.jpg | 'a', 'b', 'test_strip'
-train/{train,val}/{a,b}_1.jpg test/{a,b}_2.jpg | 'train', 'val'  # splits in train
+train/{train,val}/{a,b}_1.jpg test/{a,b}_2.jpg | 'val'  # splits in train
+train/{{a,b}_1.jpg,test/{a,b}_2.jpg} test/{a,b}_3.jpg | 'test'  # a split in another one
+{train,val}/{a,b}_1.jpg val/test/{a,b}_2.jpg | 'test'
+{train,test}/{train,test}/{a,b}_1.jpg | 'test'
+train/{x,y/z/holdout}/{a,b}_1.jpg | 'holdout'
 images/images/{a,b}_1.jpg test/{a,b}_2.jpg | 'images', 'test'
 """
 

@@ -124,6 +124,11 @@ test/{0,1,2,3}.png | | | 4 | asks
 {train station,test strip}/{0,1,2,3}.png | | | 8 | asks
 {train,val}/{0,1}.png & c/test/{0,1,2,3}.png | | | 8 | asks
 {train,test}/{a,test}/{0,1}.png | | | 4 | 4
+train/{a,test}/{0,1}.png & test/a/{0,1}.png | | | 6 | asks
+{train,test}/{train,test}/{0,1}.png | | | 8 | asks
+{train,test}/{a,test}/b/{0,1}.png | | | 8 | asks
+train/a/{0,1}.png & val/{a,test}/{0,1}.png | | | 6 | asks
+train/a/{0,1,2,3}.png & train/test/a/{0,1}.png | | | 4 | 2
 """
 
 

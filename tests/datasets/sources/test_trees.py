@@ -56,6 +56,7 @@ numbered classes of few images | class{1,2,3,4,5}/{a,b}.jpg | class1 class2 clas
 grades | Grade_{1,2,3,4,5}/{a,b}.jpg | Grade_1 Grade_2 Grade_3 Grade_4 Grade_5 | 5 5 | 0
 types | type-{1,2,3,4,5}/{a,b}.jpg | type-1 type-2 type-3 type-4 type-5 | 5 5 | 0
 official splits by number | {x,y,z} train_test_split.txt! | x y z | 9 3 | 1
+a class called test | {train,val}/{a,test} | a test | 8 8 | 0
 lacking labels | {a,b,nan,None,-1} | -1 None a b nan | 15 5 | 1
 names of masks | {a,b}/{cat_0,cat_1,mask_0,mask_1,3_mask}.jpg | a b | 8 2 | 0
 """
@@ -100,6 +101,9 @@ noisy | {train_clean,train_noisy,test}/{a,b} | train_clean train_noisy |
 a train of two kinds | bus car train/{steam,electric} | train | ALL
 unlabelled | {a,b} unlabeled |  | ALL
 Datumaro's ImageNet | {a,b} no_label |  | ALL
+a test in train | train/{a,b,test} val/{a,b} |  | ALL
+splits in train | train/{a,b} test/{a,b} train/test/{a,b} | train | ALL
+splits in val | train/{a,b} val/{a,b} val/test/{a,b} |  |
 no image in val | train/{a,b} val/{a,b}/ |  | no images of the training's classes
 class of val | train/{a,b} val/{a,b,c} |  |
 Tiny ImageNet | train/{n1,n2}/images val/images val/val_annotations.txt! | train |
