@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import CPU, each_row, line_of, read_samples, refused, told
 from safetensors.torch import save_file
-from source_helpers import options, write_classes, write_image, write_table
+from source_helpers import IMAGE, expand, options, rows_of, tree, write_image, write_table
 
 from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.source import Wanted, source_class
@@ -21,16 +21,21 @@ from engine.checkpoint.weights_record import ENTRY, exported_entry, read_split, 
 from scripts import make_shards
 from tests.datasets.shards.tar_files import jpeg, tar_of
 
-PATHS = [f"{name}/{number}.jpg" for name in ("a", "ä") for number in range(10)]
+PATHS = expand("{a,ä}/{0..9}.jpg")
+ADDED = expand("a/new{0..19}.jpg")
 
 
-def split_part(paths, classes, split, known=None, groups=None, initial=None, **values):
-    """The positions of a part, the messages, and the split of the run."""
+def cut(paths, classes, split, known=None, groups=None, initial=None, held_out=None, **values):
     if groups:
         values["groups"] = "(x)"
         groups = StringPacker(groups).strings()
     images = StringPacker(paths).strings(), np.array(classes), groups
-    found = cut_images(*images, options("DIR", **values), [split], History(known, initial=initial))
+    return cut_images(*images, options("DIR", **values), [split], History(known, initial=initial, held_out=held_out))
+
+
+def split_part(paths, classes, split, known=None, groups=None, **values):
+    """The positions of a part, the messages, and the split of the run."""
+    found = cut(paths, classes, split, known, groups, **values)
     problem = [f"DIR: {found.problem}"] if found.problem else []
     indices = np.flatnonzero(found.is_val == (split != "train"))
     return indices.tolist(), [*problem, *map(str, found.notes)], found.run_split
@@ -67,8 +72,7 @@ def test_a_run_keeps_its_list():
     train, _, run = part(PATHS, "train", val_fraction=0.2)
     held_out = set(PATHS) - set(train)
     assert set(run.held_out) == held_out
-    added = [f"a/new{number}.jpg" for number in range(20)]
-    now = sorted({*PATHS, *added} - {train[0], run.held_out[0]})
+    now = sorted({*PATHS, *ADDED} - {train[0], run.held_out[0]})
     val, notes, _ = part(now, "val", run, val_fraction=0.2)
     assert set(val) == held_out - {run.held_out[0]}
     (note,) = notes
@@ -77,7 +81,7 @@ def test_a_run_keeps_its_list():
     resumed = part(now, "train", run, val_fraction=0.2)[2]
     assert resumed.held_out == run.held_out
     assert len(resumed.trained) == 16 + 20  # the missing ones may come back
-    assert not part(sorted(PATHS + added), "val", resumed, val_fraction=0.2)[1]
+    assert not part(sorted(PATHS + ADDED), "val", resumed, val_fraction=0.2)[1]
 
 
 def test_images_of_the_training_are_named():
@@ -102,8 +106,7 @@ def test_images_of_the_training_are_named():
 def test_of_the_images_held_out_alone_the_trained_ones_are_counted(split):
     _, _, run = part(PATHS, "train")
     seen = by_definition(PATHS, 2, seed=1) - by_definition(PATHS, 1)
-    images = StringPacker(PATHS).strings(), np.repeat([0, 1], 10), None
-    found = cut_images(*images, options("DIR", split_seed=1, val_fraction=0.2), [split], History(run))
+    found = cut(PATHS, [0] * 10 + [1] * 10, split, run, split_seed=1, val_fraction=0.2)
     assert found.num_trained == (len(seen) if split == "val" else 0)
     assert seen
 
@@ -166,14 +169,12 @@ def test_a_damaged_entry_is_refused(key, value):
 @pytest.mark.parametrize("dataset", ["folder", "csv", "tar"])
 def test_the_split_of_a_data_set_stays_without_one_image(tmp_path, dataset):
     def held_out(first):
-        root = tmp_path / f"{dataset}{first}" / "data"
-        names = [f"{name}/{number:03d}.jpg" for name in ("cat", "dog") for number in range(20)][first:]
-        for name in names:
-            write_image(root / name)
+        names = expand("{cat,dog}/{000..019}.jpg")[first:]
+        root = tree(tmp_path / f"{dataset}{first}" / "data", *names)
         if dataset == "csv":
-            write_table(root / "train.csv", [f"{name},{name[:3]}" for name in names])
+            write_table(root / "train.csv", rows_of("{path},{folder}", names))
         if dataset == "tar":
-            (root / "train-0.tar").write_bytes(tar_of({name: (root / name).read_bytes() for name in names}))
+            (root / "train-0.tar").write_bytes(tar_of(dict.fromkeys(names, IMAGE)))
         (samples,) = read_samples(options(root, dataset=dataset, cache_dir=str(tmp_path)), None, CPU, "val")
         return [samples.relative_name(index, str(root)) for index in range(len(samples))]
 
@@ -227,7 +228,7 @@ def test_the_fold_of_a_run_keeps_its_list():
     read = read_again(run, {"FOLDS": 5, "FOLD": 3})
     assert read == [run, run]
     assert run.fold == (3, 5)
-    now = sorted({*PATHS, *(f"a/new{number}.jpg" for number in range(20))})
+    now = sorted(PATHS + ADDED)
     for known in (run, *read):
         assert set(part(now, "val", known, folds=5, fold=3)[0]) == set(run.held_out) == set(PATHS) - set(train)
     val, (note,), _ = part(PATHS, "val", run, folds=5, fold=2)  # another fold is not the run's
@@ -241,9 +242,7 @@ def test_folds_of_digits_and_of_data_with_splits(tmp_path, cpu):
     counts = [np.bincount(read("val").targets) for read in digits]
     assert np.array_equal(sum(counts), np.bincount(np.concatenate([digits[0](s).targets for s in ("train", "val")])))
     assert np.ptp(counts, axis=0).max() <= 1
-    for split in ("train", "val"):
-        write_classes(tmp_path / "data" / split, cat=6, dog=6)
-    write_classes(tmp_path / "data/test", cat=1, dog=1)
+    tree(tmp_path / "data", "{train,val}/{cat,dog}/{0..5}.jpg", "test/{cat,dog}/0.jpg")
     folded = options(tmp_path / "data", dataset="folder", folds=3, fold=0)
     with refused(r"DATA.FOLDS 3: .* -data_path, or"):
         read_samples(folded, None, cpu, "train", "val")
@@ -346,9 +345,7 @@ def test_a_new_image_of_a_held_out_group_is_validation():
 
 @pytest.fixture
 def folder(tmp_path):
-    for path, *_ in IMAGES:
-        write_image(tmp_path / "data" / path)
-    return tmp_path / "data"
+    return tree(tmp_path / "data", *(path for path, *_ in IMAGES))
 
 
 def write_images(folder, columns, cells):
@@ -381,17 +378,14 @@ def test_folders_by_expression_and_by_table(folder, tmp_path):
 
 def test_evaluated_splits_have_groups_where_their_paths_have_them(tmp_path):
     """A test split, and a validation split that is read alone; images without a group are no error there."""
-    for split, names in (("train", "12"), ("val", "23"), ("test", "556")):
-        for number, name in enumerate(names):
-            for label in "xy":
-                write_image(tmp_path / split / label / f"p{name}_{number}.jpg")
+    tree(tmp_path, "train/{x,y}/p{1,2}_0.jpg", "val/{x,y}/p{2,3}_1.jpg", "test/{x,y}/p{5_2,5_3,6_4}.jpg")
     data = options(tmp_path, groups=OF_NAMES, dataset="folder")
     train, _, test = read_samples(data, None, CPU, "train", "val", "test")
     assert told(train.notes, "'p2'", "warning")  # is on both sides
     (val,) = read_samples(data, None, CPU, "val")
     assert Counter(test.groups) == {"p5": 4, "p6": 2}
     assert Counter(val.groups) == {"p2": 2, "p3": 2}
-    write_image(tmp_path / "test" / "x" / "other.jpg")
+    tree(tmp_path, "test/x/other.jpg")
     *_, test = read_samples(data, None, CPU, "train", "val", "test")
     assert test.groups is None
     assert len(test) == 7
@@ -450,13 +444,9 @@ def test_shards_by_field_and_an_index_without_groups(tmp_path):
 
 def test_make_shards_writes_the_groups(folder, tmp_path):
     """The shards keep the split; training shards can be split again by the field `group`."""
-    flags = [
-        "-dataset=folder",
-        f"-data_path={folder}",
-        f"-output={tmp_path / 'out'}",
-        "-opts",
-        f"DATA.GROUPS={OF_NAMES}",
-    ]
+    for path, *_ in IMAGES:
+        write_image(folder / path)
+    flags = ["-dataset=folder", f"-data_path={folder}", f"-output={tmp_path / 'out'}"]
     assert make_shards.main([*flags, "-opts", f"DATA.GROUPS={OF_NAMES}"]) == 0
     train, val = read(tmp_path / "out", "group", dataset="tar")
     assert_apart(train, val)
@@ -469,27 +459,22 @@ def test_make_shards_writes_the_groups(folder, tmp_path):
 def test_a_new_training_holds_out_what_another_run_did_and_a_cut_of_the_new_images_alone():
     """Otherwise all added images are trained on; a group with known images stays on its side."""
     _, _, run = part(PATHS, "train", val_fraction=0.2)
-    added = [f"a/new{number}.jpg" for number in range(20)]
-    images = StringPacker(now := sorted({*PATHS[1:], *added})).strings(), np.array([ord(path[0]) for path in now])
-    found = cut_images(*images, None, options("DIR"), ["train"], History(held_out=run))
-    expected = {path for path in (*run.held_out, *part(added, "val")[0]) if path in now}
-    assert {now[index] for index in np.flatnonzero(found.is_val)} == expected == set(found.run_split.held_out)
-    assert expected & {*added}
-    resumed = cut_images(*images, None, options("DIR"), ["train"], History(found.run_split, held_out=run))
-    assert resumed.run_split == found.run_split
-    renamed = StringPacker(path.replace("a/", "z/") for path in now).strings()
-    given = options("DIR", rename={"a": "z"})
-    found = cut_images(renamed, images[1], None, given, ["train"], History(held_out=run))
-    assert {now[index] for index in np.flatnonzero(found.is_val)} - {*added} == expected - {*added}
+    now = sorted({*PATHS[1:], *ADDED})
+    train, _, new = part(now, "train", held_out=run)
+    expected = {path for path in (*run.held_out, *part(ADDED, "val")[0]) if path in now}
+    assert {*now} - {*train} == expected == set(new.held_out)
+    assert expected & {*ADDED}
+    assert part(now, "train", new, held_out=run)[2] == new
+    renamed = [path.replace("a/", "z/") for path in now]
+    train, *_ = part(renamed, "train", held_out=run, rename={"a": "z"})
+    known = {path.replace("a/", "z/") for path in expected - {*ADDED}}
+    assert {path for path in renamed if path not in train and "new" not in path} == known
 
     groups = [f"old{number // 2}" for number in range(20)]
     _, _, run = split_part(PATHS, [0] * 20, "train", groups=groups)
-    of_added = [*(f"old{number}" for number in range(10)), *(f"new{number // 2}" for number in range(10))]
-    strings = [StringPacker(names).strings() for names in (PATHS + added, groups + of_added)]
-    given = options("DIR", groups="(x)")
-    found = cut_images(strings[0], np.zeros(40, int), strings[1], given, ["train"], History(held_out=run))
-    held_out = {(groups + of_added)[index] for index in np.flatnonzero(found.is_val)}
+    groups += [*(f"old{number}" for number in range(10)), *(f"new{number // 2}" for number in range(10))]
+    train, _, new = split_part(PATHS + ADDED, [0] * 40, "train", groups=groups, held_out=run)
+    held_out = {*groups} - {groups[index] for index in train}
     assert {name for name in held_out if name[:3] == "old"} == {*run.held_out_groups}
-    assert len(held_out) == len(run.held_out_groups) + 1 == len(found.run_split.held_out_groups)
-    others = StringPacker(added).strings(), np.zeros(20, int), None
-    assert cut_images(*others, options("DIR"), ["train"], History(held_out=run)).problem
+    assert len(held_out) == len(run.held_out_groups) + 1 == len(new.held_out_groups)
+    assert part(ADDED, "train", held_out=run)[1][0].startswith("DIR: ")
