@@ -11,13 +11,13 @@ from string import ascii_lowercase
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, refused, samples_for, told
-from PIL import Image
+from conftest import CPU, each_row, refused, samples_for, told
 from source_helpers import options, tree, without_other_ranks, write_classes, write_image
 
 from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
 from datasets import reading
+from datasets.decoding.decode import Decoding, open_image
 from datasets.sources import checks
 from datasets.sources.checks import check_same_data, digest_of, find_problems, notes_on
 from datasets.sources.sets.in_memory import FakeImages, ImageArray
@@ -65,30 +65,35 @@ def test_one_report_names_all_problems(dataset, tmp_path):
 # Notes: facts that may be intended
 
 
-def test_classes_with_few_images_and_classes_of_unequal_size_are_noted():
-    def warnings(*sizes, is_weighted=False):
-        names = list(ascii_lowercase[: len(sizes[0])])
-        splits = [ImageArray(np.zeros((sum(n), 1, 2, 2), np.uint8), np.repeat(range(len(n)), n), names) for n in sizes]
-        return told(notes_on(*splits, is_weighted=is_weighted), kind="warning")
+# Images of each class of the splits; parts of the warnings
+SIZES = """
+train | val | test | warnings
+10 12 | 5 5 | |
+99 10 | 5 5 | |
+3 3 30 | 5 5 5 | | 3 training images; 'c' has 30 & 'a' 3 & LOSS.CLASS_WEIGHTS=balanced
+30 12 0 15 | 4 1 0 30 | | 'c'; 1 of 'b' & 2 of 3 classes  # a class without training images has its own warning
+30 12 15 | 9 9 9 | 3 0 4 | 1 of 3 classes have no test images (0 of 'b')  # whose macro F1 covers two classes
+30 12 | 9 9 | 1 1 |
+"""
 
-    assert warnings([10, 12], [5, 5]) == []
-    assert warnings([99, 10], [5, 5]) == []
-    few, unequal = warnings([3, 3, 30], [5, 5, 5])
-    assert few.startswith("3 ")
-    assert "'c' has 30 " in unequal
-    assert "'a' 3" in unequal
-    assert "LOSS.CLASS_WEIGHTS=balanced" in unequal
-    assert "CLASS_WEIGHTS" not in warnings([3, 3, 30], [5, 5, 5], is_weighted=True)[1]
-    untrained, lost = warnings([30, 12, 0, 15], [4, 1, 0, 30])  # a class without training images has its own warning
-    assert "'c'" in untrained
-    assert "1 of 'b'" in lost
-    assert "2 of 3 classes" in lost
-    (untested,) = warnings([30, 12, 15], [9, 9, 9], [3, 0, 4])  # whose macro F1 covers two classes
-    assert "1 of 3 classes have no test images (0 of 'b')" in untested
-    assert warnings([30, 12], [9, 9], [1, 1]) == []
+
+@each_row(SIZES)
+def test_classes_with_few_images_and_classes_of_unequal_size_are_noted(train, val, test, warnings):
+    splits = []
+    for sizes in filter(None, (train, val, test)):
+        labels = np.repeat(np.arange(len(sizes.split())), list(map(int, sizes.split())))
+        names = list(ascii_lowercase[: len(sizes.split())])
+        splits.append(ImageArray(np.zeros((len(labels), 1, 2, 2), np.uint8), labels, names))
+    texts = told(notes_on(*splits), kind="warning")
+    for text, parts in zip(texts, warnings.split("; ") if warnings else [], strict=True):
+        assert all(part in text for part in parts.split(" & "))
+    assert not told(notes_on(*splits, is_weighted=True), "CLASS_WEIGHTS")
+
+
+def test_thresholds_of_labels_with_few_images_are_chance():
     labels = np.eye(4, dtype=np.int8)[np.repeat(range(4), [1, 9, 2, 9])]  # of each, one of several labels
     several = [ImageArray(np.zeros((21, 1, 2, 2), np.uint8), labels, list("abcd"))] * 2
-    (chance,) = (text for text in told(notes_on(*several), kind="warning") if "threshold" in text)
+    (chance,) = told(notes_on(*several), "threshold", "warning")
     assert "(1 of 'a', 2 of 'c')" in chance
 
 
@@ -116,30 +121,6 @@ def test_a_data_set_without_any_of_its_files_is_one_finding_per_split(tmp_path, 
     samples_for(config_for(tmp_path, "csv"), cpu, "train", "val")  # its only missing image is found by `check_images`
 
 
-def test_values_of_12_bits_are_mapped_linearly_and_few_levels_are_a_warning(tmp_path, cpu):
-    """16-bit images with values in 0..4095, and one defective pixel of 65535."""
-    for number in range(40):
-        values = np.random.default_rng(number).integers(0, 4096, (40, 40), dtype=np.uint16)
-        values[0, :2] = (0, 4095)
-        values[1, 1] = 65535 if number == 0 else 9
-        file = tmp_path / "ab"[number % 2] / f"{number:02d}.png"
-        write_image(file, values)
-        if number >= 20:
-            file.write_bytes(png16(values[..., None].repeat(3, axis=2)))
-    for low, high in ((0, 4095), (1000, 2000), (0, 65535)):
-        config = config_for(tmp_path, "folder", f"DATA.GREY_RANGE=[{low}, {high}]")
-        train, val = samples_for(config, cpu, "train", "val")
-        values = np.array(Image.open(train.name(3))).astype(float)
-        for received in (train, pickle.loads(pickle.dumps(train))):  # as a loading worker receives them
-            pixels = received.open(3, 1).pixels[0].numpy()
-            assert np.abs(pixels - np.clip((values - low) * 255 / (high - low), 0, 255)).max() <= 0.51
-        assert (train.open(3, 3).pixels.numpy() == pixels).all()
-        warnings = told(notes_on(train, val), "levels")
-        assert [re.findall(r"RANGE=\[\d,409\d\]|become 17 of", text) for text in warnings] == (
-            [["become 17 of", "RANGE=[0,4095]"]] if high == 65535 else []
-        )
-
-
 def netpbm(values, highest):
     """A PGM or PPM. values: (H, W) or (H, W, 3)."""
     height, width = values.shape[:2]
@@ -158,21 +139,27 @@ DEEP_WRITERS = {
 
 @pytest.mark.parametrize("kind", DEEP_WRITERS)
 def test_few_levels_are_a_warning_in_each_format_and_its_range_is_the_one_to_use(tmp_path, cpu, kind):
+    """Values of 12 bits, and a defective pixel."""
     for number in range(12):
         values = np.random.default_rng(number).integers(0, 4096, (40, 40, 3))
+        values[0, 0] = 65535 if number == 0 else 4095
         path = tmp_path / "ab"[number % 2] / f"{number}.{kind if len(kind) < 5 else 'ppm'}"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(DEEP_WRITERS[kind](values[..., 0], values))
 
     def warnings_with(*given):
-        return told(notes_on(*samples_for(config_for(tmp_path, "folder", *given), cpu, "train", "val")), "levels")
+        splits[:] = samples_for(config_for(tmp_path, "folder", *given), cpu, "train", "val")
+        return told(notes_on(*splits), "levels")
 
+    splits = []
     if kind == "of maxval 999":
         assert not warnings_with()
         return
     (warning,) = warnings_with()
-    option = re.search(r"DATA.GREY_RANGE=\[\d,409\d\]", warning)
-    assert not warnings_with(option[0])
+    assert not warnings_with(re.search(r"DATA.GREY_RANGE=\[\d,4095\]", warning)[0])
+    read = open_image(splits[0].read_bytes(1), 3, str, Decoding((0, 4095))).pixels
+    for received in (splits[0], pickle.loads(pickle.dumps(splits[0]))):  # as a loading worker receives them
+        assert torch.equal(received.open(1, 3).pixels, read)
 
 
 # Ranks
