@@ -5,6 +5,7 @@ import re
 import shlex
 
 import numpy as np
+import pytest
 from conftest import CPU, config_for, read_samples
 from PIL import Image
 
@@ -12,6 +13,7 @@ from configs.schema import Data
 from datasets import reading
 from datasets.recognition import recognize_dataset
 from datasets.sources.checks import check_files
+from tests.datasets.shards.tar_files import jpeg, tar_of
 from utils.errors import UserError
 
 
@@ -110,6 +112,28 @@ def write_set(root, images, tables, values, **_):
     for name, (header, row) in tables.items():
         write_table(root / name, rows_of(row, paths, **values), header)
     return paths
+
+
+def write_data(root, kind, cell="{}", **splits):
+    """A data set of this kind, whose splits have images with these labels; returns its options."""
+    tree(root, "x/")
+    for split, labels in splits.items():
+        images = {f"{split}{number}.jpg": jpeg(number) for number in range(len(labels))}
+        lines = [(image, cell.format(label)) for image, label in zip(images, labels, strict=True)]
+        if kind == "parquet":
+            table = pytest.importorskip("pyarrow").table({"image": [*images.values()], "label": labels})
+            pytest.importorskip("pyarrow.parquet").write_table(table, root / f"{split}.parquet", row_group_size=3)
+        elif kind == "tar":
+            files = images | {image.replace("jpg", "cls"): label.encode() for image, label in lines}
+            (root / f"{split}-0.tar").write_bytes(tar_of(dict(sorted(files.items()))))
+        else:
+            for image, content in images.items():
+                (root / image).write_bytes(content)
+            if kind == "csv":
+                write_table(root / f"{split}.csv", map(",".join, lines))
+            else:
+                write_table(root / f"{split}_list.txt", map(" ".join, lines), "")
+    return options(root, dataset=kind, cache_dir=str(root))
 
 
 def write_classes(root, **counts):

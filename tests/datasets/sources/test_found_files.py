@@ -19,6 +19,7 @@ from source_helpers import (
     names_of,
     options,
     read_splits,
+    rows_of,
     tree,
     write_classes,
     write_image,
@@ -26,6 +27,7 @@ from source_helpers import (
 )
 
 from configs.schema import Data
+from configs.yaml_io import parse_value
 from datasets.decoding.images import kind_of, missing_decoder
 from datasets.reading import unlabelled
 from datasets.recognition import recognize_dataset
@@ -144,7 +146,7 @@ def test_files_that_are_not_read_are_counted_by_ending_with_an_example(tmp_path)
 
 
 def test_few_other_files_are_a_line_of_the_log(tmp_path):
-    tree(tmp_path, *(f"{name}/{number}.jpg" for name in "ab" for number in range(100)), "a/{notes.txt,y.czi}!")
+    tree(tmp_path, "{a,b}/{0..99}.jpg", "a/{notes.txt,y.czi}!")
     assert len(told(read_class_folders(tmp_path).notes, "not read", kind="log")) == 2
     tree(tmp_path, "b/{x,y}.czi!", "b/{0,1}.npy!")
     assert told(read_class_folders(tmp_path).notes, "3 .czi", kind="warning")
@@ -282,8 +284,7 @@ def test_images_without_labels(tmp_path):
 
 
 def test_comments_of_a_list_are_no_images(tmp_path):
-    lines = ["# mine", "#", "#a comment", "# a.jpg 3", "#1.jpg", "#2.jpg 4", "b #3.jpg"]
-    (tmp_path / "list.txt").write_text("\n".join(lines))
+    (tmp_path / "list.txt").write_text("# mine\n#\n#a comment\n# a.jpg 3\n#1.jpg\n#2.jpg 4\nb #3.jpg")
     listed = unlabelled(str(tmp_path / "list.txt"), Data())
     assert [listed.listed_name(index) for index in range(len(listed))] == ["#1.jpg", "#2.jpg", "b #3.jpg"]
 
@@ -303,29 +304,32 @@ def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("kind", ["folders", "levels", "a question", "table", "table of ids"])
-def test_a_start_lists_each_folder_once(kind, tmp_path, monkeypatch):
-    """Of folders with splits, or of patients, as MURA's; and of a table whose images are in 40 folders."""
-    given = tmp_path
-    if kind in ("folders", "levels"):
-        tree(tmp_path, "{train,val}/{a,b}")
-    elif kind == "a question":
-        tree(tmp_path, "{train,valid}/XR_{HAND,WRIST}/patient0{1,2,3}/study{1_positive,1_negative}")
-    else:
-        images = [f"p{number}/s/{n}.png" for number in range(40) for n in range(2)]
-        given = tree(tmp_path, *images) / "labels.csv"
-        ids = [image.removesuffix(".png" if "ids" in kind else "") for image in images]
-        write_table(given, [f"{one},{'ab'[n % 2]}" for n, one in enumerate(ids)])
+# The files, the row of an image if they have a table, DATA.COLUMNS, the images of train and val
+STARTS = """
+kind | files | row | columns | sizes
+folders | {train,val}/{a,b}/{0..3}.jpg | | | 8 8
+levels | {train,val}/{a,b}/{0..3}.jpg | | {label: 1} | 8 8
+a question, as MURA | {train,valid}/XR_{HAND,WRIST}/patient0{1,2,3}/study1{1_positive,1_negative}/0.jpg | | |
+table | p{0..39}/s/{0,1}.png | {path},{label} | | 72 8
+table of ids | p{0..39}/s/{0,1}.png | {folder}/s/{stem},{label} | | 72 8
+"""
+
+
+@each_row(STARTS)
+def test_a_start_lists_each_folder_once(kind, files, row, columns, sizes, tmp_path, monkeypatch):
+    given = tree(tmp_path, files)
+    if row:
+        given = tmp_path / "labels.csv"
+        write_table(given, rows_of(row, expand(files), label="ab"))
     listed = Counter()
     for name in ("scandir", "listdir"):
         call = getattr(os, name)
         monkeypatch.setattr(os, name, lambda path, call=call: listed.update([str(path)]) or call(path))
-    data = options(given, columns={"label": 1} if kind == "levels" else None)
-    if kind == "a question":
-        with refused("DATA.LABELS"):
-            read_splits(data)
+    data = options(given, columns=parse_value(columns or "null"))
+    if sizes:
+        assert [len(samples) for samples in read_splits(data)] == [*map(int, sizes.split())]
     else:
-        assert [len(samples) for samples in read_splits(data)] == ([72, 8] if "table" in kind else [8, 8])
+        assert "DATA.LABELS" in line_of(read_splits, data)
     inside = {folder: number for folder, number in listed.items() if folder.startswith(str(tmp_path))}
     assert {*inside.values()} == {1}
     if kind == "folders":
@@ -349,9 +353,8 @@ def test_a_data_set_that_is_refused_is_listed_again(tmp_path):
 
 def test_few_folders_of_a_table_are_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.sources.tables.columns._MAX_SEEN", 1)
-    images = [f"{split}/p{n}/{n % 2}.png" for split, number in (("train", 8), ("val", 4)) for n in range(number)]
-    tree(tmp_path, *images)
-    write_table(tmp_path / "labels.csv", [f"{image},{'ab'[n % 2]}" for n, image in enumerate(images)])
+    images = expand("train/p{0..7}/0.png & val/p{0..3}/0.png")
+    write_table(tree(tmp_path, *images) / "labels.csv", rows_of("{path},{label}", images, label="ab"))
     assert [len(samples) for samples in read_splits(options(tmp_path / "labels.csv"))] == [8, 4]
 
 
@@ -373,8 +376,7 @@ def test_caltech(tmp_path, dataset, folder, left_out):
 
 
 def test_hints_are_sought_for_the_folders_that_are_shown_only(tmp_path, monkeypatch):
-    for number in range(50):
-        (tmp_path / f"unknown{number}").mkdir()
+    tree(tmp_path, "unknown{0..49}/")
     seek = Mock(wraps=did_you_mean)
     monkeypatch.setattr(class_folders, "did_you_mean", seek)
     findings = read_class_folders(tmp_path, known={"unknown", "b"}).findings

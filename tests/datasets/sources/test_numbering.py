@@ -3,57 +3,17 @@
 import numpy as np
 import pytest
 from conftest import CPU, config_for, each_row, read_samples, refused, told
-from source_helpers import classes_of, options, tree, write_table
+from source_helpers import classes_of, options, tree, write_data
 
 from datasets.sources.class_names import merged_outputs, rename_classes
 from datasets.sources.numbering import check_names, number_classes, rename, take_classes
 from datasets.sources.rows import Rows
 from datasets.sources.sets.in_memory import ImageArray
 from datasets.sources.source import Wanted
-from tests.datasets.shards.tar_files import tar_of
 
 LABELS = [0, 1, 2, 1, 0, 2, 1, 0, 2, 2, 1, 0]
-FILES = [f"{number}.jpg" for number in range(12)]
-
-
-def parts(values):
-    return ("train", values[:6]), ("val", values[6:])
-
-
-def write_tables(root, cell="{}"):
-    tree(root, *FILES)
-    rows = [f"{file},{cell.format(label)}" for file, label in zip(FILES, LABELS, strict=True)]
-    for split, part in parts(rows):
-        write_table(root / f"{split}.csv", part)
-    return options(root, dataset="csv")
-
-
-def write_lists(root):
-    tree(root, *FILES)
-    rows = [f"{file} {label}" for file, label in zip(FILES, LABELS, strict=True)]
-    for split, part in parts(rows):
-        (root / f"{split}_list.txt").write_text("\n".join(part))
-    return options(root, dataset="imagenet2012")
-
-
-def write_parquet(root):
-    pa = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    root.mkdir()
-    for split, labels in parts(LABELS):
-        parquet.write_table(pa.table({"image": [b"x"] * 6, "label": labels}), root / f"{split}.parquet")
-    return options(root, dataset="parquet")
-
-
-def write_tar(root):
-    root.mkdir()
-    for split, labels in parts(LABELS):
-        files = {f"{number}.{end}": b"%d" % label for number, label in enumerate(labels) for end in ("jpg", "cls")}
-        (root / f"{split}-0.tar").write_bytes(tar_of(files))
-    return options(root, dataset="tar", cache_dir=str(root))
-
-
-KINDS = {"tables": write_tables, "lists": write_lists, "parquet": write_parquet, "tar": write_tar}
+KINDS = ["csv", "imagenet2012", "parquet", "tar"]
+SPLITS = {"train": LABELS[:6], "val": LABELS[6:]}
 NAMES = ["none", "mild", "severe"]
 
 
@@ -69,7 +29,7 @@ def names_in(samples):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_labels_that_are_numbers_are_renamed_and_left_out(kind, tmp_path):
-    data = KINDS[kind](tmp_path / "data")
+    data = write_data(tmp_path / "data", kind, **SPLITS)
     merged = ["none" if label == 0 else "ill" for label in LABELS]
     for renames in ({"0": "none", "1": "ill", "2": "ill"}, {"1": "2", "0": "none"}):
         train, val = read(data, rename=renames)
@@ -88,7 +48,7 @@ def test_labels_that_are_numbers_are_renamed_and_left_out(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_with_names_of_a_file_are_renamed_and_left_out(kind, tmp_path):
-    data = KINDS[kind](tmp_path / "data")
+    data = write_data(tmp_path / "data", kind, **SPLITS)
     (tmp_path / "classes.txt").write_text("\n".join(NAMES))
     named = {"classes": str(tmp_path / "classes.txt")}
     assert read(data, **named)[0].class_names == NAMES
@@ -104,7 +64,7 @@ def test_numbers_with_names_of_a_file_are_renamed_and_left_out(kind, tmp_path):
 
 def test_numbers_are_the_places_of_the_names_of_a_checkpoint(tmp_path):
     """Which DATA.RENAME merges."""
-    data = write_lists(tmp_path / "data")
+    data = write_data(tmp_path / "data", "imagenet2012", **SPLITS)
     known = {"class_names": ["none", "ill", "severe"], "of_weights": NAMES}
     (val,) = read(data, "val", rename={"mild": "ill", "severe": "ill"}, **known)
     assert val.class_names == known["class_names"]
@@ -114,7 +74,7 @@ def test_numbers_are_the_places_of_the_names_of_a_checkpoint(tmp_path):
 
 
 def test_several_labels_that_are_numbers_are_renamed(tmp_path):
-    data = write_tables(tmp_path / "data", cell="{}|3").changed(multi_label=True)
+    data = write_data(tmp_path / "data", "csv", cell="{}|3", **SPLITS).changed(multi_label=True)
     train, val = read(data, rename={"3": "any", "1": "ill", "2": "ill"})
     assert train.class_names == val.class_names == ["0", "ill", "any"]
     expected = [[int(label == 0), int(label > 0), 1] for label in LABELS]
@@ -135,7 +95,6 @@ given | kept
 @each_row(WRITTEN)
 def test_names_are_the_texts_that_are_written(given, kept, tmp_path):
     names = ["1.1", "1.10", "7", "007", "8", "08", "1e3", "1000.0", "null", "~", "true", "True"]
-    write_table(tmp_path / "all.csv", [f"{n}.jpg,{name}x" for n, name in enumerate(names * 5)])
     flags = [f"-data_path={tmp_path / 'data'}", "-dataset=folder"]
     tree(tmp_path / "data", *(f"{name}/{n}.jpg" for name in names for n in range(3)))
     file = tmp_path / "of_run.yaml"

@@ -6,9 +6,20 @@ from collections import Counter
 import pytest
 import torch
 from conftest import refused
-from source_helpers import classes_of, labels_of, names_of, options, read_splits, tree, write_classes, write_table
+from source_helpers import (
+    classes_of,
+    expand,
+    labels_of,
+    names_of,
+    options,
+    read_splits,
+    rows_of,
+    tree,
+    write_data,
+    write_table,
+)
 
-from tests.datasets.shards.tar_files import jpeg, write_shards
+from tests.datasets.shards.tar_files import write_shards
 
 SIZES = {"ant": 50, "bee": 20, "wasp": 4}
 HELD_OUT = {"ant": 5, "bee": 2, "wasp": 1}  # a tenth, at least one
@@ -16,7 +27,7 @@ HELD_OUT = {"ant": 5, "bee": 2, "wasp": 1}  # a tenth, at least one
 
 @pytest.fixture
 def folder(tmp_path):
-    return tree(tmp_path / "data", *(f"{name}/{number}.jpg" for name, size in SIZES.items() for number in range(size)))
+    return tree(tmp_path / "data", "ant/{1..50}.jpg", "bee/{1..20}.jpg", "wasp/{1..4}.jpg")
 
 
 def read(path, dataset="imagenet2012", **values):
@@ -47,15 +58,14 @@ def test_the_same_data_in_another_folder_have_the_same_share(kind, tmp_path):
         if kind == "tar":
             write_shards(root, train=4, per_shard=10, val=4)
         else:
-            tree(root, *(f"{name}/{number}.jpg" for name in ("ant", "bee") for number in range(20)))
+            tree(root, "{ant,bee}/{0..19}.jpg")
         train = read(root, kind, fraction=0.3)[0]
         shares.append([train.relative_name(index, str(root)) for index in range(len(train))])
     assert shares[0] == shares[1]
 
 
 def test_whole_groups_are_taken(tmp_path):
-    patients = ",".join(f"p{patient:02}" for patient in range(20))
-    root = tree(tmp_path / "data", f"{{ill,well}}/{{{patients}}}_{{0,1,2}}.jpg")
+    root = tree(tmp_path / "data", "{ill,well}/p{00..19}_{0..2}.jpg")
     train, _ = read(root, groups=r"/(p\d+)_", fraction=0.25)
     patients = Counter(zip(train.targets.tolist(), train.groups, strict=True))
     assert set(patients.values()) == {3}
@@ -70,35 +80,15 @@ def test_images_of_some_classes(folder):
         assert name.split("/")[0] == label
 
 
-def write_csv(root):
-    write_classes(root, ant=10, bee=10)
-    splits = ["val"] * 2 + ["train"] * 8
-    rows = [f"{name}/{n:03}.jpg,{name},{split}" for name in ("ant", "bee") for n, split in enumerate(splits)]
-    write_table(root / "all.csv", rows, "path,label,split")
-    return root / "all.csv", "csv"
-
-
-def write_parquet(root):
-    pa = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    root.mkdir()
-    for split, number in (("train", 16), ("val", 4)):
-        table = pa.table({"image": [jpeg(n) for n in range(number)], "label": [n % 2 for n in range(number)]})
-        parquet.write_table(table, root / f"{split}.parquet", row_group_size=3)
-    return root, "parquet"
-
-
-def write_tar(root):
-    pytest.importorskip("obstore")
-    write_shards(root, train=4, per_shard=4, val=4)
-    return root, "tar"
-
-
-@pytest.mark.parametrize("write", [write_csv, write_parquet, write_tar])
-def test_the_images_of_a_share_are_those_of_the_data(write, tmp_path):
+@pytest.mark.parametrize("kind", ["csv", "parquet", "tar"])
+def test_the_images_of_a_share_are_those_of_the_data(kind, tmp_path):
     """Half of 16, by name: the same label and pixels; also as a worker process reads them."""
-    data = write(tmp_path / "data")
-    whole, part = (read(*data, fraction=fraction)[0] for fraction in (1.0, 0.5))
+    root = tmp_path / "data"
+    if kind == "tar":
+        write_shards(root, train=4, per_shard=4, val=4)
+    else:
+        write_data(root, kind, train=[0, 1] * 8, val=[0, 1] * 2)
+    whole, part = (read(root, kind, fraction=fraction)[0] for fraction in (1.0, 0.5))
     place_of = {whole.name(place): place for place in range(len(whole))}
     places = [place_of[part.name(index)] for index in range(len(part))]
     assert len(whole) == 16
@@ -112,10 +102,9 @@ def test_the_images_of_a_share_are_those_of_the_data(write, tmp_path):
 
 
 def test_several_labels_share_all_images(tmp_path):
-    write_classes(tmp_path, x=20)
-    splits = ["train"] * 16 + ["val"] * 4
-    rows = [f"x/{n:03}.jpg,{'a b' if n % 3 else 'a'},{split}" for n, split in enumerate(splits)]
-    write_table(tmp_path / "all.csv", rows, "path,label,split")
+    images = expand("x/{000..019}.jpg")
+    rows = rows_of("{path},{labels},{split}", images, labels=["a", "a b", "a b"], split=["train"] * 16 + ["val"] * 4)
+    write_table(tree(tmp_path, *images) / "all.csv", rows, "path,label,split")
     data = options(tmp_path / "all.csv", dataset="csv", multi_label=True)
     whole, _ = read_splits(data)
     part, _ = read_splits(data.changed(fraction=0.25))
@@ -124,7 +113,7 @@ def test_several_labels_share_all_images(tmp_path):
 
 
 def test_classes_without_images_in_a_split_and_unknown_ones_are_refused(tmp_path):
-    root = tree(tmp_path / "data", "train/ant/0.jpg", "train/bee/0.jpg", "train/cat/0.jpg", "val/cat/0.jpg")
+    root = tree(tmp_path / "data", "train/{ant,bee,cat}/0.jpg", "val/cat/0.jpg")
     with refused("ONLY_CLASSES: a split has no image of 'ant', 'bee'; name other classes"):
         read(root, only_classes=["ant", "bee"])
     with refused("ONLY_CLASSES: the data have no class 'bees'; did you mean bee"):
