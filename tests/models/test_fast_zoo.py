@@ -3,11 +3,10 @@
 from collections import Counter
 from collections.abc import Iterator
 
-import pytest
 import timm
 import torch
 from conftest import CPU, config_for, each_value, model_for
-from pytest import mark
+from pytest import importorskip, mark
 from test_families import FOLDERS
 from test_fast import tried
 from test_timm_modules import NAMES
@@ -50,7 +49,7 @@ def of_paddlevit() -> Iterator[Named]:
 
 
 def of_transformers() -> Iterator[Named]:
-    pytest.importorskip("transformers")
+    importorskip("transformers")
     for kind, (_, values, *_) in FAMILIES.items():
         options = TransformersModel.model_validate({"NAME": kind, "KWARGS": {"model_type": kind} | values})
         yield kind, build_model(options, Data.model_validate({"IMAGE_SIZE": 32}), CPU.device)[0], 32

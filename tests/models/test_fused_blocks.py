@@ -5,11 +5,10 @@ import importlib
 import math
 import sys
 
-import pytest
 import torch
 from conftest import config_for
 from fake_gpu import CONTEXT
-from pytest import approx, mark
+from pytest import MonkeyPatch, approx, importorskip, mark
 from timm import create_model
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -24,7 +23,7 @@ from models.recompute import Recomputed
 from models.tuning import add_adapters
 from models.vit import build_vit
 
-pytest.importorskip("triton")
+importorskip("triton")
 
 
 def with_interpreter():
@@ -34,7 +33,7 @@ def with_interpreter():
     for name in before:
         if name in names or (name.partition(".")[0] == "triton" and not name.startswith("triton._C")):
             del sys.modules[name]
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         modules = [importlib.import_module(name) for name in names]
     for name in sys.modules.keys() - before.keys():

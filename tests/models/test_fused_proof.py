@@ -8,10 +8,9 @@ import sys
 from dataclasses import replace
 from functools import partial
 
-import pytest
 import torch
 from conftest import TINY_VIT, cli, log_of, train
-from pytest import approx, fixture, mark
+from pytest import MonkeyPatch, approx, fixture, mark
 from test_fused_blocks import CPU, TOKENS, few_programs, fused, kernels, make_model, proof
 from torch import nn
 
@@ -195,7 +194,7 @@ def trained(context, output, name="", damage=None, options=()):
     damage: of a kernel of the last rank.
     """
     words = [*cli(f"-dataset=fake -batch_size=4 -output={output} -amp -amp_dtype=float16 -opts"), *TINY_VIT]
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         batches = use_interpreter(patch)
         if damage and context.rank == context.world_size - 1:
             patch.setattr(kernels, name, Planted(name, partial(damage, name)))

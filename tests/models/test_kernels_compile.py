@@ -5,14 +5,13 @@ import subprocess
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
-import pytest
 import torch
-from pytest import fixture, mark
+from pytest import MonkeyPatch, fixture, importorskip, mark
 from timm import create_model
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-triton = pytest.importorskip("triton")
+triton = importorskip("triton")
 from conftest import log_of, train  # noqa: E402
 from triton import knobs  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
@@ -38,7 +37,7 @@ def gpu_of(target, find_device=lambda: 0):
     driver = SimpleNamespace(
         get_current_device=find_device, get_current_target=lambda: target, get_current_stream=lambda device: 0
     )
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         patch.setattr(triton.runtime.driver, "_active", driver)
         patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
         patch.setattr(fused_proof, "_faults", {})
@@ -54,14 +53,14 @@ def recorded(target=NVIDIA[0]):
         launches[fn.jit_function.__name__, key] = SimpleNamespace(kernel=fn.jit_function, **compile)
         return True
 
-    with gpu_of(target), pytest.MonkeyPatch.context() as patch:
+    with gpu_of(target), MonkeyPatch.context() as patch:
         patch.setattr(knobs.runtime, "jit_cache_hook", record)
         yield launches
 
 
 def all_launches(target=NVIDIA[0]):
     """Of a training of ViT-S, B and L, with and without drops, in both dtypes."""
-    with recorded(target) as launches, pytest.MonkeyPatch.context() as patch:
+    with recorded(target) as launches, MonkeyPatch.context() as patch:
         patch.setattr(torch, "autocast", lambda *_, **options: nullcontext())  # meta tensors have none
         for width in (384, 768, 1024):
             for half, stream in ((HALF, torch.float32), (BF16, BF16)):

@@ -111,7 +111,7 @@ def held_bytes(model: nn.Module, precision: Precision, images: Tensor) -> int:
         ("vit_tiny_patch16_224", 0.63),
         slow("swin_tiny_patch4_window7_224", 0.68),
         ("convnext_atto", 0.64),
-        ("resnet18", 0.87),
+        slow("resnet18", 0.87),
     ],
 )
 def test_the_memory_of_an_image_in_o1(name, share):

@@ -7,7 +7,6 @@ import shlex
 import sys
 from inspect import signature
 
-import pytest
 import timm
 import torch
 from conftest import (
@@ -23,9 +22,10 @@ from conftest import (
     slow,
 )
 from huggingface_hub.errors import LocalEntryNotFoundError
-from pytest import mark, raises
+from pytest import fail, mark, raises
 from timm import create_model
 from timm.models._registry import _model_entrypoints
+from torch import nn
 
 from configs.command_line import parse_command_line
 from configs.schema import Config
@@ -52,7 +52,7 @@ KINDS = {  # name, arguments, size of the weights, sizes of the model
 }  # fmt: skip
 
 
-def model_of(name: str, *argv: str, **kwargs) -> torch.nn.Module:
+def model_of(name: str, *argv: str, **kwargs) -> nn.Module:
     model = json.dumps({"TYPE": "timm", "NAME": name, "NUM_CLASSES": 3, "KWARGS": kwargs})
     config = config_for(*argv, "-opts", f"MODEL={model}")
     return model_for(config)[0].eval()
@@ -63,7 +63,7 @@ def test_weights_of_another_image_size_are_read_as_timm_reads_them(saved, kind):
     name, arguments, before, sizes = KINDS[kind]
     source = create_model(name, num_classes=3, img_size=before, **arguments)
     for parameter in source.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
+        nn.init.normal_(parameter, std=0.1)
     path = saved(source.state_dict())
     overlay = {"file": path, "num_classes": 3, "input_size": (3, before, before)}
     for size in sizes:
@@ -128,7 +128,7 @@ def test_no_model_of_timm_takes_a_dangerous_argument():
     modules = {timm.model_entrypoint(name).__module__ for name in timm.list_models()}
     for module in modules:
         for owner in vars(sys.modules[module]).values():
-            if isinstance(owner, type) and issubclass(owner, torch.nn.Module):
+            if isinstance(owner, type) and issubclass(owner, nn.Module):
                 assert not DANGEROUS & (class_arguments(owner) - LOADER_ARGUMENTS), owner
     entry_arguments = {key for name in timm.list_models() for key in signature(timm.model_entrypoint(name)).parameters}
     assert not DANGEROUS & (entry_arguments - LOADER_ARGUMENTS)
@@ -151,7 +151,7 @@ def test_published_weights(saved, monkeypatch, error):
     file = r"timm/test_vit\.r160_in1k/resolve/main/model\.safetensors"
     with raises(Unavailable, match=f"{file}.*-pretrained=FILE"):
         model_of("test_vit", "-pretrained=timm")
-    monkeypatch.setattr("engine.plan.training.read_data", lambda *_: pytest.fail("data are read before"))
+    monkeypatch.setattr("engine.plan.training.read_data", lambda *_: fail("data are read before"))
     with raises(Unavailable, match=f"{file}.*-pretrained=FILE"):
         run_here("-dataset=digits", "-model=test_vit", "-pretrained=timm", "-dry_run")
     with raises(Unavailable, match=r"-pretrained=FILE.*-cfg=configs/folder_small"):  # no random backbone
@@ -226,16 +226,16 @@ def test_parts_of_a_plugin_or_of_a_sharded_model_that_do_not_fit(monkeypatch):
     with refused(r"MODEL.FEATURES avg: needs a ViT"):
         pool_tokens(create_model("test_resnet"), "avg", 5)
     with refused("no classifier"):
-        FeatureModel(torch.nn.Linear(3, 3), "linear")
+        FeatureModel(nn.Linear(3, 3), "linear")
     with refused(r"^MODEL\.CHANNELS_LAST true: "):
-        prepare_convolutions(torch.nn.Conv2d(4, 4, 3), True, torch.zeros(2, 4, 8, 8), is_fixed=True)
-    monkeypatch.setitem(_model_entrypoints, "own_net", lambda pretrained=False, width=2, **_: torch.nn.Linear(width, 1))
+        prepare_convolutions(nn.Conv2d(4, 4, 3), True, torch.zeros(2, 4, 8, 8), is_fixed=True)
+    monkeypatch.setitem(_model_entrypoints, "own_net", lambda pretrained=False, width=2, **_: nn.Linear(width, 1))
     check_kwargs("own_net", {"width": 3})  # an argument of the function that timm registers
     with refused("pretrained is no further argument of Linear"):
         check_kwargs("own_net", {"pretrained": True})
 
 
 def test_a_training_of_an_unknown_model_ends_before_images_are_read(monkeypatch):
-    monkeypatch.setattr("engine.plan.training.read_data", lambda *_, **__: pytest.fail("the images are read"))
+    monkeypatch.setattr("engine.plan.training.read_data", lambda *_, **__: fail("the images are read"))
     with refused("resnet5O.* resnet50"):
         session_for(["-model=resnet5O", "-dataset=digits"])

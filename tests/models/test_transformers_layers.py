@@ -1,10 +1,10 @@
 """Blocks of transformers' models: their number, order, the last ones that are trained, and weights without decay."""
 
-import pytest
 import torch
 import yaml
 from conftest import cells_of, optimizer_of, refused, slow
-from pytest import mark
+from pytest import importorskip, mark
+from torch import nn
 
 from configs.schema import Data, Train
 from configs.schema.families.family import TransformersModel
@@ -102,8 +102,8 @@ vit_msn | vit.layers 3 | vit.layernorm | | cls_token position_embeddings
 """
 
 
-def small_model(kind: str, tune: str = "full") -> torch.nn.Module:
-    pytest.importorskip("transformers")
+def small_model(kind: str, tune: str = "full") -> nn.Module:
+    importorskip("transformers")
     kwargs = {"model_type": kind} | CONFIGURATIONS.get(kind, {})
     options = TransformersModel.model_validate({"NAME": kind, "KWARGS": kwargs, "NUM_CLASSES": 3, "TUNE": tune})
     return build_model(options, Data.model_validate({"IMAGE_SIZE": 64}), torch.device("cpu"))[0]

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import huggingface_hub
 import numpy as np
-import pytest
 import timm
 import torch
 import yaml
@@ -24,9 +23,9 @@ from conftest import (
 )
 from numpy.random import default_rng
 from PIL import Image
-from pytest import approx, mark
+from pytest import approx, importorskip, mark
 from timm import create_model
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 from configs.command_line import parse_command_line
@@ -80,7 +79,7 @@ HEADLESS = ("clip", "dinov3_vit")
 
 def save(folder: Path, kind: str):
     """Writes a model of random weights and its processor, as transformers does; returns both."""
-    transformers = pytest.importorskip("transformers")
+    transformers = importorskip("transformers")
     class_name, values, processor_name, options = FAMILIES[kind]
     if kind not in HEADLESS:
         label_of = {name: label for label, name in enumerate(NAMES)}
@@ -90,10 +89,10 @@ def save(folder: Path, kind: str):
     model = getattr(transformers, class_name)(config).eval()
     for parameter in model.parameters():
         if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=min(0.3, (2 / parameter[0].numel()) ** 0.5))
+            nn.init.normal_(parameter, std=min(0.3, (2 / parameter[0].numel()) ** 0.5))
     for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            torch.nn.init.ones_(module.weight)
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.ones_(module.weight)
     processor = getattr(transformers, f"{processor_name}ImageProcessor")(**options)
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
@@ -160,7 +159,7 @@ def test_a_family_has_the_logits_of_transformers_trains_and_resumes(kind, images
 @mark.slow
 @mark.parametrize("parts", [1, 2])
 def test_weights_in_one_part_and_in_two_are_read_from_a_folder_and_the_cache_of_the_hub(parts, tmp_path, monkeypatch):
-    pytest.importorskip("transformers")
+    importorskip("transformers")
     folder = tmp_path / "models--org--name" / "snapshots" / "c0ffee"
     source, _ = save(folder, "vit")
     if parts == 2:
@@ -190,7 +189,7 @@ def test_weights_in_one_part_and_in_two_are_read_from_a_folder_and_the_cache_of_
 
 def exported(checkpoint: Path, target: Path):
     """The export hf as transformers alone reads it, and its processor."""
-    transformers = pytest.importorskip("transformers")
+    transformers = importorskip("transformers")
     export_as("hf", checkpoint, target, "-no_check")
     model = transformers.AutoModelForImageClassification.from_pretrained(target).eval()
     return model, transformers.AutoImageProcessor.from_pretrained(target)
@@ -295,7 +294,7 @@ def test_a_folder_of_transformers_describes_a_model_without_the_package(tmp_path
 
 
 def small_vit(droppath: float, **changes: object):
-    pytest.importorskip("transformers")
+    importorskip("transformers")
     kwargs = {"model_type": "vit"} | FAMILIES["vit"][1] | changes
     options = TransformersModel.model_validate({"NAME": "vit", "KWARGS": kwargs, "DROPPATH": droppath})
     torch.manual_seed(0)
@@ -311,11 +310,11 @@ def test_a_drop_path_changes_no_bit_of_an_evaluation():
 
 @mark.parametrize("rate", [0.0, 0.3])
 def test_the_rates_of_efficientnet_are_those_of_the_options(rate):
-    pytest.importorskip("transformers")
+    importorskip("transformers")
     kwargs = {"model_type": "efficientnet", "width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128}
     options = TransformersModel.model_validate({"NAME": "b", "KWARGS": kwargs, "DROPOUT": rate, "DROPPATH": rate})
     model, _ = build_model(options, Data.model_validate({"IMAGE_SIZE": 32}), torch.device("cpu"))
-    rates = [layer.p for layer in model.modules() if isinstance(layer, torch.nn.Dropout)]
+    rates = [layer.p for layer in model.modules() if isinstance(layer, nn.Dropout)]
     assert len(rates) > 1 and max(rates) == rates[-1] == rate  # of the blocks, rising, and of the head
 
 
@@ -341,7 +340,7 @@ def test_a_wrong_configuration_or_preprocessor_ends_in_one_line(tmp_path, saved)
 
 @torch.no_grad()
 def test_a_model_of_timm_that_transformers_saved(tmp_path):
-    transformers = pytest.importorskip("transformers")
+    transformers = importorskip("transformers")
     published = create_model("test_vit").pretrained_cfg | {"mean": [0.4] * 3, "std": [0.3] * 3}
     names = {"id2label": {0: "b", 1: "a"}, "label2id": {"b": 0, "a": 1}}
     described = transformers.TimmWrapperConfig(architecture="test_vit", pretrained_cfg=published, **names)
@@ -381,7 +380,7 @@ def test_the_folder_of_a_model_describes_a_file_that_states_nothing(kind, tmp_pa
 
 @mark.parametrize("kind", ["cvt", "levit"])  # a list of rates per stage, an int
 def test_rates_of_other_types(kind):
-    transformers = pytest.importorskip("transformers")
+    transformers = importorskip("transformers")
     values = transformers.CONFIG_MAPPING[kind]().to_dict()
     options = TransformersModel.model_validate({"NAME": kind, "KWARGS": values, "NUM_CLASSES": 3})
     with torch.device("meta"):

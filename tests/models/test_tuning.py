@@ -2,10 +2,9 @@
 
 import weakref
 
-import pytest
 import torch
 from conftest import cli, config_for, model_for
-from pytest import mark
+from pytest import importorskip, mark
 from timm import create_model
 from torch import Tensor, nn
 
@@ -146,7 +145,7 @@ def test_targets_are_paths_or_their_ends():
 
 
 def test_peft_opens_the_folder_with_the_same_outputs_and_gradients(tmp_path):
-    peft = pytest.importorskip("peft")
+    peft = importorskip("peft")
     model = randomize(adapted(RANK=4, ALPHA=6))
     base = timms_vit()
     base.load_state_dict(model.state_dict(), strict=False)

@@ -10,6 +10,7 @@ import torch
 from conftest import CPU, ROOT, TINY_VIT, cli, config_for, refused, samples_for, seeded
 from pytest import approx, fixture, mark
 from timm import create_model
+from torch import nn
 from torch.testing import assert_close
 
 from datasets.loading.loader import BatchReader
@@ -283,7 +284,7 @@ def test_timms_model_is_ours_with_the_same_weights(cpu):
         flags["model"], num_classes=int(flags["num-classes"]), in_chans=int(flags["in-chans"]),
         drop_path_rate=float(flags["drop-path"]), **arguments
     ).eval()  # fmt: skip
-    torch.nn.init.normal_(ours.head.weight, generator=seeded(0))
+    nn.init.normal_(ours.head.weight, generator=seeded(0))
     model.load_state_dict(ours.state_dict())
     images = torch.randn(2, 1, 16, 16, generator=seeded(0), dtype=torch.float64)
     # Each logit is a chain of about 10 sums of up to 288 terms of size 1 or less: in float64 below 1e-11.

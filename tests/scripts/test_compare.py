@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from conftest import TINY_VIT, config_for, each_value, refused, run_here, train
+from numpy.random import default_rng
+from pytest import approx, fixture, mark
 from scipy.stats import t, ttest_rel
 
 from configs.schema.operating_point import OperatingPoint
@@ -42,7 +43,7 @@ CLASSES = ("class0", "class1")
 
 def paired_hits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Whether two models are right, bool (400,), and the group of each image: of 50, each with errors in common."""
-    generator = np.random.default_rng(7)
+    generator = default_rng(7)
     groups = np.repeat(np.arange(50), 8)
     hard = np.repeat(generator.random(50) < 0.3, 8)
     old = generator.random(400) < np.where(hard, 0.5, 0.95)
@@ -66,14 +67,14 @@ def test_the_interval_of_the_difference_is_the_one_of_scipy_and_statsmodels():
     new, old, _ = paired_hits()
     pair = [results_of_hits(new), results_of_hits(old)]
     found = limits_of(*pair)
-    assert found == pytest.approx(SCIPY, abs=0.3)
-    assert found == pytest.approx(STATSMODELS, abs=0.01)
-    pair[0] = replace(pair[0], losses=np.random.default_rng(0).random(400).astype(np.float32))
+    assert found == approx(SCIPY, abs=0.3)
+    assert found == approx(STATSMODELS, abs=0.01)
+    pair[0] = replace(pair[0], losses=default_rng(0).random(400).astype(np.float32))
     losses = ttest_rel(pair[1].losses, pair[0].losses).confidence_interval()
     factor = math.sqrt(400 / 399)  # denominators n, not n - 1
     low, high = limits_of(*pair, "loss")
-    assert factor * (high - low) == pytest.approx(losses.high - losses.low, rel=1e-6)
-    assert (low + high) / 2 == pytest.approx(METRICS["loss"].gain(*pair))
+    assert factor * (high - low) == approx(losses.high - losses.low, rel=1e-6)
+    assert (low + high) / 2 == approx(METRICS["loss"].gain(*pair))
     with refused("DATA.GROUPS"):
         limits_of(replace(pair[0], lacks_groups=True), pair[1])
 
@@ -81,7 +82,7 @@ def test_the_interval_of_the_difference_is_the_one_of_scipy_and_statsmodels():
 def test_groups_of_a_paired_top1_are_left_out_one_by_one():
     """The jackknife by group, with the degrees of freedom of Pan and Wall, at most Kish's number of groups - 1."""
     new, old, groups = paired_hits()
-    keep = np.random.default_rng(0).random(400) < np.repeat(np.linspace(0.2, 1, 50), 8)  # of unequal size
+    keep = default_rng(0).random(400) < np.repeat(np.linspace(0.2, 1, 50), 8)  # of unequal size
     new = new[keep]
     old = old[keep]
     groups = groups[keep]
@@ -94,22 +95,22 @@ def test_groups_of_a_paired_top1_are_left_out_one_by_one():
     distance = t.ppf(0.975, min(freedom, kish - 1)) * np.sqrt(squares.sum())
     pair = (replace(results_of_hits(hits), groups=groups) for hits in (new, old))
     found = limits_of(*pair)
-    assert found == pytest.approx([gains.mean() - distance, gains.mean() + distance], rel=1e-6)
+    assert found == approx([gains.mean() - distance, gains.mean() + distance], rel=1e-6)
 
 
 def test_models_that_are_equal_on_few_images_may_differ():
     """The limits of Bonett and Price, with Student's t."""
     equal = results_of_hits(np.arange(400) < 380)
-    assert limits_of(equal, equal) == pytest.approx(EQUAL, abs=0.01)
+    assert limits_of(equal, equal) == approx(EQUAL, abs=0.01)
     grouped = replace(equal, groups=np.array([f"g{number // 8}" for number in range(400)]))
     expected = 100 * t.ppf(0.975, 49) * 2**0.5 / 52
-    assert limits_of(grouped, grouped)[1] == pytest.approx(expected)
+    assert limits_of(grouped, grouped)[1] == approx(expected)
     low, high = limits_of(equal, equal, "min_recall")
     assert high == -low > 1.5
     assert limits_of(equal, equal, "loss") == (0, 0)
 
 
-@pytest.mark.parametrize("number", [1, 40])  # images, of one group
+@mark.parametrize("number", [1, 40])  # images, of one group
 def test_one_image_or_group_tells_nothing_with_any_factor(number):
     one = replace(results_of_hits(np.arange(number) % 7 != 5), groups=np.full(number, "a"))
     single = results_of_hits(np.array([True]))
@@ -128,10 +129,10 @@ def test_one_image_or_group_tells_nothing_with_any_factor(number):
 def test_the_interval_over_seeds_of_groups_has_the_difference_in_its_middle():
     """Of groups of unequal size, whose changes have another sum than 0; and it ends where no difference can be."""
     new, old, groups = paired_hits()
-    keep = np.random.default_rng(0).random(400) < np.repeat(np.linspace(0.2, 1, 50), 8)
+    keep = default_rng(0).random(400) < np.repeat(np.linspace(0.2, 1, 50), 8)
     pair = [replace(results_of_hits(hits[keep]), groups=groups[keep]) for hits in (new, old)]
     low, high = paired_limits([pair[0], pair[1], pair[0]], [pair[1], pair[1], pair[1]], METRICS["top1"])(1)
-    assert (low + high) / 2 == pytest.approx(METRICS["top1"].gain(*pair) * 2 / 3, abs=1e-9)
+    assert (low + high) / 2 == approx(METRICS["top1"].gain(*pair) * 2 / 3, abs=1e-9)
     right, wrong = (results_of_hits(np.full(20, is_right)) for is_right in (True, False))
     for name, largest in (("top1", 100), ("quadratic_kappa", 200)):
         limits = paired_limits([right, wrong, right], [wrong, right, wrong], METRICS[name])(1)
@@ -140,29 +141,29 @@ def test_the_interval_over_seeds_of_groups_has_the_difference_in_its_middle():
 
 def test_settings_are_compared_over_seeds_and_images():
     """Of top-1 the readers and cases of the hits themselves; more images narrow the part of the images alone."""
-    hits = np.random.default_rng(3).random((2, 4, 300)) < np.linspace(0.7, 0.9, 4)[:, None]
-    hits[0] |= np.random.default_rng(4).random(300) < 0.2
+    hits = default_rng(3).random((2, 4, 300)) < np.linspace(0.7, 0.9, 4)[:, None]
+    hits[0] |= default_rng(4).random(300) < 0.2
     new, old = ([results_of_hits(one) for one in setting] for setting in hits)
     limits_at = paired_limits(new, old, METRICS["top1"])
     expected = difference_of(100.0 * hits[0] - 100.0 * hits[1])
     distance = t.ppf(0.975, 3) * expected.error
-    assert limits_at(1) == pytest.approx((expected.mean - distance, expected.mean + distance))
+    assert limits_at(1) == approx((expected.mean - distance, expected.mean + distance))
     low, high = limits_at(1e12)
-    assert high - low == pytest.approx(2 * t.ppf(0.975, 3) * math.sqrt(expected.of_seeds))
+    assert high - low == approx(2 * t.ppf(0.975, 3) * math.sqrt(expected.of_seeds))
     low, high = limits_at(1e12, 2.5)  # 10 seeds
-    assert high - low == pytest.approx(2 * t.ppf(0.975, 9) * math.sqrt(expected.of_seeds / 2.5))
+    assert high - low == approx(2 * t.ppf(0.975, 9) * math.sqrt(expected.of_seeds / 2.5))
     gains = [METRICS["auroc"].gain(*pair) for pair in zip(new, old, strict=True)]
     low, high = paired_limits(new, old, METRICS["auroc"])(1)
-    assert (low + high) / 2 == pytest.approx(np.mean(gains))
-    assert paired_limits(old, old, METRICS["top1"])(1)[1] == pytest.approx(t.ppf(0.975, 3) * EQUAL_300)
+    assert (low + high) / 2 == approx(np.mean(gains))
+    assert paired_limits(old, old, METRICS["top1"])(1)[1] == approx(t.ppf(0.975, 3) * EQUAL_300)
     with refused("calibration error"):
         paired_limits(new, old, METRICS["ece"])
 
 
-@pytest.mark.parametrize("goal", [{"specificity": 0.9}, {"sensitivity": 0.8}])
+@mark.parametrize("goal", [{"specificity": 0.9}, {"sensitivity": 0.8}])
 def test_models_are_compared_at_one_goal_with_thresholds_of_each_draw(goal):
     """A bootstrap of both classes."""
-    generator = np.random.default_rng(0)
+    generator = default_rng(0)
     targets = np.repeat([0, 1], [150, 50])
     shared = generator.normal(size=200) + targets
     scores = [shared + generator.normal(size=200) / 2 + gain * targets for gain in (0.5, 1.5)]
@@ -173,7 +174,7 @@ def test_models_are_compared_at_one_goal_with_thresholds_of_each_draw(goal):
         return figure_at(point, score.astype(np.float32), own == 1)
 
     values, limits_at = limits_at_goal(pair[1], pair[0], point)
-    assert values == pytest.approx([figure(one, targets) for one in scores])
+    assert values == approx([figure(one, targets) for one in scores])
     draws = []
     for _ in range(1000):
         drawn = np.concatenate([generator.integers(0, 150, 150), generator.integers(150, 200, 50)])
@@ -181,8 +182,8 @@ def test_models_are_compared_at_one_goal_with_thresholds_of_each_draw(goal):
     expanded = t.ppf(0.975, 49) / 1.96 * math.sqrt(50 / 49)
     difference = values[1] - values[0]
     expected = difference + expanded * (np.quantile(draws, (0.025, 0.975)) - difference)
-    assert limits_at(1) == pytest.approx(expected, abs=3)
-    assert limits_at(16)[0] == pytest.approx(difference + (limits_at(1)[0] - difference) / 4, abs=0.2)
+    assert limits_at(1) == approx(expected, abs=3)
+    assert limits_at(16)[0] == approx(difference + (limits_at(1)[0] - difference) / 4, abs=0.2)
     assert limits_at_goal(pair[0], pair[0], point)[1](1)[1] > 1  # equal models may differ
     few = [results.take(np.arange(151)) for results in pair]  # one image of the class
     assert limits_at_goal(*few, point)[1](1) == (-math.inf, math.inf)
@@ -225,8 +226,8 @@ def test_the_status_follows_from_the_limits(low, high, margin, status, part):
     assert part in verdict
 
 
-@pytest.mark.parametrize("name", ["top1", "balanced_accuracy", "min_recall"])
-@pytest.mark.parametrize("target", [None, 0, 1])
+@mark.parametrize("name", ["top1", "balanced_accuracy", "min_recall"])
+@mark.parametrize("target", [None, 0, 1])
 def test_the_number_of_needed_images_is_the_fewest_whose_interval_tells_it(name, target):
     """Two equal models on 22 images of a class and 2 of another one; target: the figure of this class alone."""
 
@@ -258,14 +259,14 @@ def test_the_number_of_needed_seeds_is_told_where_no_number_of_images_is_enough(
 
 
 def add_images(root: Path, names: range) -> None:
-    generator = np.random.default_rng(names.start)
+    generator = default_rng(names.start)
     for number in names:
         for label, light in enumerate((60, 180)):
             pixels = generator.integers(light - 60, light + 60, (8, 8, 3), dtype=np.uint8)
             write_image(root / f"class{label}/{number:03}.png", pixels)
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def grown(tmp_path_factory) -> tuple[Path, Path, Path, Path]:
     """The data, an old run of a half of them, whose weights know nothing, and a new one with and without -held_out."""
     root = tmp_path_factory.mktemp("compare")
@@ -282,7 +283,7 @@ def grown(tmp_path_factory) -> tuple[Path, Path, Path, Path]:
     return data, old, new, other
 
 
-@pytest.fixture
+@fixture
 def compared(capsys):
     """The exit status, and what is printed."""
 

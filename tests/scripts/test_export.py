@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from conftest import (
     ALL_DIGITS,
@@ -34,9 +33,10 @@ from conftest import (
     train,
 )
 from PIL import Image
-from pytest import approx, mark, raises
+from pytest import approx, importorskip, mark, raises
 from timm import create_model
 from timm.data import resolve_model_data_config
+from torch import nn
 
 from configs.command_line import parse_command_line
 from configs.schema import Amp, Data
@@ -73,7 +73,7 @@ def reference(digits_run) -> Reference:
     return make_reference(model, trained.samples, trained.config.data)
 
 
-def family_model(name: str) -> tuple[torch.nn.Module, TrainedModel, Reference]:
+def family_model(name: str) -> tuple[nn.Module, TrainedModel, Reference]:
     """A model with PaddleViT's weights, and its logits."""
     folder = FAMILIES / name
     argv = cli(f"-cfg={folder / 'model.yaml'} -eval -pretrained={folder / 'weights.pdparams'}")
@@ -156,11 +156,11 @@ def test_the_limit_of_a_difference_grows_with_the_logits(scale, limit):
 
 @mark.slow
 def test_onnx_of_16_bits_has_weights_of_16_bits_and_takes_and_gives_float32(digits_run, reference, tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
+    onnxruntime = importorskip("onnxruntime")
     files = {kind: tmp_path / f"{kind}.onnx" for kind in ("onnx", "onnx_float16")}
     for kind, file in files.items():
         export_as(kind, digits_run, file)
-    onnx = pytest.importorskip("onnx")
+    onnx = importorskip("onnx")
     weights = {kind: onnx.load(file).graph.initializer for kind, file in files.items()}
     kinds = {kind: {one.data_type for one in found if len(one.dims) > 1} for kind, found in weights.items()}
     assert kinds == {"onnx": {onnx.TensorProto.FLOAT}, "onnx_float16": {onnx.TensorProto.FLOAT16}}
@@ -173,7 +173,7 @@ def test_onnx_of_16_bits_has_weights_of_16_bits_and_takes_and_gives_float32(digi
 
 @mark.slow
 def test_onnx_runs_any_batch_and_has_no_paths(digits_run, reference, tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
+    onnxruntime = importorskip("onnxruntime")
     file = tmp_path / "digits.onnx"
     export_as("onnx", digits_run, file, "-no_paths")
     assert not paths_of_machine(file.read_bytes(), digits_run, tmp_path)
@@ -183,7 +183,7 @@ def test_onnx_runs_any_batch_and_has_no_paths(digits_run, reference, tmp_path):
     metadata = session.get_modelmeta().custom_metadata_map
     assert json.loads(metadata["preprocessing"])["mean"] == [0.5]
     assert [node.shape[0] for node in (*session.get_inputs(), *session.get_outputs())] == ["batch"] * 2
-    assert pytest.importorskip("onnx").load(file).opset_import[0].version == formats.OPSET
+    assert importorskip("onnx").load(file).opset_import[0].version == formats.OPSET
 
 
 @of_module
@@ -357,7 +357,7 @@ pad | 47 | 1
 @mark.parametrize("interpolation", ["bicubic", slow("bilinear")])
 @each_value(RULES)
 def test_the_pixels_of_the_client_are_the_pixels_of_an_evaluation(resize, size, crop_pct, interpolation, tmp_path):
-    photographs = pytest.importorskip("sklearn.datasets").load_sample_images().images
+    photographs = importorskip("sklearn.datasets").load_sample_images().images
     preprocess = client_of_docs()
     mean = [0.3, 0.4, 0.5]
     file = tmp_path / "photo.png"
@@ -396,7 +396,7 @@ def test_the_client_refuses_more_than_8_bits(tmp_path):
 @mark.slow
 def test_the_client_gives_the_probabilities_of_predictions(trained_digits, tmp_path, monkeypatch):
     """Of logits that it divides by the temperature."""
-    pytest.importorskip("onnxruntime")
+    importorskip("onnxruntime")
     folder = trained_digits(ALL_DIGITS, "TRAIN.BASE_LR=1e-2", "TRAIN.SMOOTHING=0.4")
     monkeypatch.chdir(tmp_path)
     Image.fromarray(np.arange(0, 256, 4, np.uint8).reshape(8, 8)).save("photo.jpg")

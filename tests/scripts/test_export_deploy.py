@@ -12,12 +12,11 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from conftest import ROOT, TINY_VIT, cli, config_for, export_as, refused, run_here, seeded, train, values_of
 from numpy.random import default_rng
 from PIL import Image
-from pytest import approx, mark
+from pytest import approx, importorskip, mark
 from test_export import BOXES, client_of_docs, paths_of_machine
 from torch import Tensor
 
@@ -34,8 +33,8 @@ from scripts.weights.trained_model import TrainedModel
 from utils.files import read_json
 from utils.tables import read_csv_rows
 
-onnxruntime = pytest.importorskip("onnxruntime")
-deploy = pytest.importorskip("scripts.exporting.deploy")
+onnxruntime = importorskip("onnxruntime")
+deploy = importorskip("scripts.exporting.deploy")
 
 
 def session_of(graph) -> "onnxruntime.InferenceSession":
@@ -57,7 +56,7 @@ pad | [48, 80] | 1
 @mark.parametrize("interpolation", ["bicubic", "bilinear", "nearest"])
 def test_the_graph_reads_pixels_as_an_evaluation_and_as_pillow(interpolation, tmp_path):
     """Of nearest equal to torch, of filters within 1 of 255: less than the steps between torch and Pillow."""
-    photographs = pytest.importorskip("sklearn.datasets").load_sample_images().images
+    photographs = importorskip("sklearn.datasets").load_sample_images().images
     preprocess = client_of_docs()
     file = tmp_path / "photo.png"
     for channels, (resize, size, crop_pct) in product((1, 3), values_of(RULES)):

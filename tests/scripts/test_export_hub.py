@@ -26,7 +26,7 @@ from pytest import approx, fixture, mark
 from scipy.special import expit
 from sklearn.metrics import roc_curve
 from timm import create_model
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 from configs.command_line import parse_command_line
@@ -79,7 +79,7 @@ def test_timm_transformers_and_this_program_have_equal_logits(tmp_path):
     for name, options in cases.items():
         config = config_for("-dataset=digits", "-opts", *options)
         models[name] = model_for(config)[0].eval()
-        torch.nn.init.normal_(models[name].head.weight)
+        nn.init.normal_(models[name].head.weight)
         weights = config.with_model(pretrained=str(tmp_path / "best.pth"))
         exported = copy.deepcopy(models[name])
         write_export(exported, TrainedModel(weights, list("abcdefghij"), []), None, "hf", tmp_path / name)

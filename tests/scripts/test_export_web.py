@@ -11,11 +11,10 @@ import subprocess
 import threading
 
 import numpy as np
-import pytest
 import torch
 from conftest import ROOT, each_value, export_as, rotated
 from PIL import Image
-from pytest import approx, fixture, mark
+from pytest import approx, fixture, importorskip, mark, skip
 
 from configs.schema import Data
 from configs.schema.operating_point import OperatingPoint
@@ -76,7 +75,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 def opened(tmp_path):
     """Writes model.json and the page, and returns the page as the browser shows it once it has answered."""
     if not BROWSER:
-        pytest.skip("no Chromium")
+        skip("no Chromium")
     pages = queue.Queue()
     handler = functools.partial(Handler, directory=tmp_path, pages=pages)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -117,7 +116,7 @@ def test_the_input_of_the_page_is_the_input_of_an_evaluation(
     resize, size, crop_pct, interpolation, channels, box, opened, tmp_path
 ):
     """Equal bytes, of a JPEG with an orientation too; values within float32's rounding."""
-    photograph = pytest.importorskip("sklearn.datasets").load_sample_image("china.jpg")
+    photograph = importorskip("sklearn.datasets").load_sample_image("china.jpg")
     photo = tmp_path / "photo.jpg"
     Image.fromarray(photograph).crop(box).save(photo, exif=rotated(6), quality=95, subsampling=0)
     mean = [0.3, 0.4, 0.5][:channels]
@@ -157,7 +156,7 @@ def test_the_page_answers_with_probabilities_and_the_operating_point(opened, tmp
 
 @mark.slow
 def test_the_folder_has_the_model_of_the_run_and_what_the_page_reads(trained_digits, tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
+    onnxruntime = importorskip("onnxruntime")
     trained = trained_digits("TRAIN.BASE_LR=1e-2")
     target = tmp_path / "site"
     for _ in range(2):  # the second one replaces the first

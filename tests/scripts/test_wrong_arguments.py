@@ -3,9 +3,9 @@
 import shlex
 from importlib import import_module
 
-import pytest
 import torch
 from conftest import each_row, line_of
+from pytest import fail
 from test_sweep import DIGITS
 
 from scripts.benchmarks import benchmark_input, benchmark_train
@@ -50,7 +50,7 @@ benchmark_train | -programs=bare -modes=O1-bf16,O2-bf16 | AMP.LEVEL
 @each_row(CASES)
 def test_wrong_arguments_are_one_line(script, words, part, trained_digits, tmp_path, monkeypatch):
     for benchmark in (benchmark_input, benchmark_train):
-        monkeypatch.setattr(benchmark, "compare", lambda *_: pytest.fail("a measurement started"))
+        monkeypatch.setattr(benchmark, "compare", lambda *_: fail("a measurement started"))
     (tmp_path / "empty").mkdir()
     names = {"EMPTY": tmp_path / "empty", "SWEEP": SWEEP}
     if "RUN" in words:

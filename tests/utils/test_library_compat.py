@@ -7,10 +7,9 @@ tests/datasets/decoding/test_properties.py a preview in a BigTIFF; test_workers.
 import multiprocessing
 from multiprocessing import forkserver, resource_tracker, util
 
-import pytest
 import timm
 import torch
-from pytest import mark
+from pytest import importorskip, mark
 from timm import create_model
 from timm.optim.muon import Muon
 from torch import nn
@@ -51,7 +50,7 @@ def test_coat_initializes_linear_layers():
 
 @mark.parametrize("name", ["eager", "sdpa"])
 def test_attention_of_transformers(name):
-    transformers = pytest.importorskip("transformers")
+    transformers = importorskip("transformers")
     config = transformers.ViTConfig(attn_implementation=name)
     assert library_compat.has_eager_attention(config) == (name == "eager")
 

@@ -6,10 +6,9 @@ import subprocess
 import sys
 
 import launched_rank
-import pytest
 import torch
 from conftest import ROOT, TINY_VIT, cli, each_row, of_module, only_run
-from pytest import mark
+from pytest import mark, param
 from rank_pool import environment as user_environment
 
 from engine.checkpoint.files import load_checkpoint
@@ -138,7 +137,7 @@ def torch_threads(environment):
 
 
 @mark.slow
-@mark.parametrize("gpus", ["", pytest.param("0", marks=mark.gpu)])
+@mark.parametrize("gpus", ["", param("0", marks=mark.gpu)])
 def test_forks_train_as_programs_do(tmp_path, gpus):
     """OMP_NUM_THREADS is not set: with other threads most tensors differ. A plugin needs programs."""
     (plugin := tmp_path / "plugin.py").write_text("")

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
 import torch
 from checkpoint_content import content
 from conftest import CPU, refused
-from pytest import fixture, mark
+from pytest import MonkeyPatch, fixture, mark, skip
 
 from engine.checkpoint.files import (
     CheckpointWriter,
@@ -95,7 +94,7 @@ def test_the_thread_that_writes_starts_no_threads_of_openmp(tmp_path):
     weight = torch.ones(1_000_000)
     writer = new_writer(tmp_path)
     if not tasks.exists():
-        pytest.skip("not Linux")
+        skip("not Linux")
     torch.set_num_threads(2)
     try:
         weight.isfinite().all()  # starts the threads of this one
@@ -200,7 +199,7 @@ class Killed(BaseException):
     pass
 
 
-def dies_at(call: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+def dies_at(call: int, monkeypatch: MonkeyPatch) -> Callable[[], int]:
     """The process dies before the given change of a name. Returns a counter."""
     calls = 0
 
@@ -227,7 +226,7 @@ def test_killed_at_any_moment_a_checkpoint_is_valid(tmp_path):
         save(new_writer(before), epoch, is_best=True)
     for call in range(1, 100):
         folder = Path(shutil.copytree(before, tmp_path / f"killed-{call}"))
-        with pytest.MonkeyPatch.context() as patch:
+        with MonkeyPatch.context() as patch:
             writer = new_writer(folder)
             counter = dies_at(call, patch)
             with suppress(Killed):

@@ -17,7 +17,7 @@ from pytest import approx, mark
 from timm import create_model
 from timm.data import create_transform, resolve_data_config
 from timm.models import load_state_dict
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode, v2
 
 from configs.command_line import parse_command_line
@@ -46,7 +46,7 @@ def evaluated(weights: Path | str, *words: str) -> Config:
     return options_of_weights(parse_command_line(["-eval", f"-pretrained={weights}", *words]))[0]
 
 
-def built(config: Config) -> torch.nn.Module:
+def built(config: Config) -> nn.Module:
     return build_eval_model(config, CPU).fp32.eval()
 
 
@@ -96,7 +96,7 @@ def torchvisions(resized: int | tuple[int, int], method: str, size: int) -> v2.C
     return v2.Compose([*crop, v2.ToDtype(torch.float32, scale=True), normalize])
 
 
-def assert_evaluated_as(options: Config, model: torch.nn.Module, expected: Tensor, limit: float):
+def assert_evaluated_as(options: Config, model: nn.Module, expected: Tensor, limit: float):
     """An evaluation shows these pixels but for differences of `limit` in the mean, and has the logits of the model."""
     pixels = pixels_of(options.data)
     assert (pixels - expected).abs().mean() < limit

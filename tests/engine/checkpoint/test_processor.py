@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-import pytest
 from conftest import cells_of, each_value, refused
-from pytest import mark
+from pytest import importorskip, mark
 
 from configs.schema import Data
 from configs.yaml_io import parse_value
@@ -17,7 +16,7 @@ from tests.datasets.photo import PHOTO, as_tensor
 
 
 def saved(name: str, options: dict, folder: Path):
-    transformers = pytest.importorskip("transformers")
+    transformers = importorskip("transformers")
     processor = getattr(transformers, f"{name}ImageProcessor")(**options)
     processor.save_pretrained(folder)
     return processor

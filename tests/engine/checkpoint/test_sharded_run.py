@@ -3,9 +3,8 @@
 import shutil
 from pathlib import Path
 
-import pytest
 from conftest import GREY, TINY_VIT, assert_same_state, cli, config_for, each_value, of_module, only_run, states, train
-from pytest import mark
+from pytest import MonkeyPatch, mark
 
 from engine.plan.training import find_on_all_ranks
 from engine.run.log import RunLogger
@@ -84,7 +83,7 @@ def test_resumed_it_ends_as_unbroken(unbroken, tmp_path, ranks, saved, by, strat
 
 def found_on(context: ProcessContext, folder: Path) -> list:
     """The path, the folder and the notes of the checkpoint that the rank finds, and the device of its weights."""
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         if not context.is_main:  # for which files move while it looks
             patch.setattr("engine.checkpoint.files.is_run_folder", lambda folder: False)
         found = find_on_all_ranks(config_for(f"-resume={folder}"), context, RunLogger(context))

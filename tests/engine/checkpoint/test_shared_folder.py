@@ -3,10 +3,9 @@
 from contextlib import nullcontext
 from pathlib import Path
 
-import pytest
 import torch
 from conftest import config_for, refused
-from pytest import mark
+from pytest import MonkeyPatch, mark
 
 from datasets import reading
 from datasets.sources.source import Wanted
@@ -83,7 +82,7 @@ def test_a_folder_of_the_same_name_on_another_disk_is_not_enough(tmp_path, monke
     assert not list(tmp_path.glob(".shared*"))
 
 
-def read_on(rank: int, data: Path, monkeypatch: pytest.MonkeyPatch) -> list:
+def read_on(rank: int, data: Path, monkeypatch: MonkeyPatch) -> list:
     """`read_data` on a rank whose rank 0 has found no error."""
     without_other_ranks(monkeypatch)
     monkeypatch.setattr(reading, "check_same_data", lambda splits, context: None)

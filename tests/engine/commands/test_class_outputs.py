@@ -18,7 +18,7 @@ from timm import create_model
 from timm.data import ImageNetInfo
 from timm.models import save_for_hf
 from timm.utils.misc import natural_key
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from configs.command_line import parse_command_line
@@ -42,11 +42,11 @@ def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("outputs")
 
 
-def write_weights(folder: Path, outputs: int, **config: object) -> torch.nn.Module:
+def write_weights(folder: Path, outputs: int, **config: object) -> nn.Module:
     """`NAME-outputs.pth`; with `config` the folder `hf`, as timm saves it."""
     torch.manual_seed(0)
     model = create_model(NAME, num_classes=outputs, img_size=SIZE).eval()
-    torch.nn.init.normal_(model.head.weight)
+    nn.init.normal_(model.head.weight)
     if config:
         same = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
         cfg = {"input_size": [3, SIZE, SIZE], **same}
@@ -70,11 +70,11 @@ def write_images(folder: Path, names: list[str]) -> np.ndarray:
 
 
 @torch.inference_mode()
-def logits_of(model: torch.nn.Module, pixels: np.ndarray) -> Tensor:
+def logits_of(model: nn.Module, pixels: np.ndarray) -> Tensor:
     return model((torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5)
 
 
-def figures(model: torch.nn.Module, pixels: np.ndarray, outputs: list[int]) -> list[float]:
+def figures(model: nn.Module, pixels: np.ndarray, outputs: list[int]) -> list[float]:
     logits = logits_of(model, pixels)
     targets = torch.tensor(outputs).repeat_interleave(2)
     return [100 * (logits.argmax(1) == targets).double().mean().item(), cross_entropy(logits, targets).item()]

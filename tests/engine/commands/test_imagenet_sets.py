@@ -13,7 +13,7 @@ from PIL import Image
 from pytest import approx, mark
 from test_class_outputs import logits_of, write_noise
 from timm.data import RealLabelsImagenet
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from models.weights.choose import EVALUATE
@@ -27,10 +27,10 @@ IN_R = {1: "n01443537", 2: "n01484850", 4: "n01494475", 6: "n01498041"}
 
 
 @of_module
-def model() -> torch.nn.Module:
+def model() -> nn.Module:
     torch.manual_seed(0)
     model, _ = model_for(config_for("-dataset=fake", "-opts", *OPTIONS), purpose=EVALUATE)
-    torch.nn.init.normal_(model.head.weight)
+    nn.init.normal_(model.head.weight)
     return model.eval()
 
 
@@ -57,7 +57,7 @@ def evaluate(dataset: str, root: Path, weights: Path, output: Path, *options: st
     return [result[key] for key in ("top1", "top5", "loss")]
 
 
-def write_set(root: Path, classes: dict[int, str], model: torch.nn.Module) -> tuple[Tensor, Tensor]:
+def write_set(root: Path, classes: dict[int, str], model: nn.Module) -> tuple[Tensor, Tensor]:
     """Ten images in a folder of each class, in the order of the folders; returns their logits and labels."""
     pixels = write_noise(root, [f"{name}/{number}.png" for name in classes.values() for number in range(10)], size=8)
     return logits_of(model, pixels), torch.tensor([label for label in classes for _ in range(10)])

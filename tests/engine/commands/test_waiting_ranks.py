@@ -8,10 +8,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch.distributed as dist
 from conftest import digits_flags, of_module, only_run, read_result
-from pytest import mark
+from pytest import MonkeyPatch, mark
 from rank import run_commands
 
 from utils.distributed import ProcessContext
@@ -39,7 +38,7 @@ def slow_on_main(context: ProcessContext, names: tuple[str, ...]) -> Iterator[se
 
         return call
 
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         for name in names:
             module, path = name.split(":")
             owner = import_module(module)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from conftest import ALL_DIGITS, ROOT, cli, evaluate, run_here, seeded
+from conftest import ROOT, SMALL_BATCHES, cli, evaluate, run_here, seeded
 from numpy.random import default_rng
 from pytest import approx, mark
 from scipy.optimize import minimize_scalar
@@ -159,6 +159,7 @@ def test_an_older_version_finds_no_point_of_tempered_scores():
 
 
 GOAL = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
+SMOOTHED = (SMALL_BATCHES, GOAL, "TRAIN.BASE_LR=1e-2", "TRAIN.SMOOTHING=0.4")
 
 
 def probabilities_of(folder: Path, classes: list[str]) -> np.ndarray:
@@ -175,7 +176,7 @@ def expected_error(probabilities: np.ndarray, labels: np.ndarray) -> float:
 
 def test_a_temperature_travels_from_a_training_to_evaluations_predictions_and_exports(trained_digits, tmp_path):
     """Metrics and scores are of the logits as they are; without the entry, all files are as before."""
-    folder = trained_digits(ALL_DIGITS, GOAL, "TRAIN.BASE_LR=1e-2", "TRAIN.SMOOTHING=0.4")
+    folder = trained_digits(*SMOOTHED)
     summary = read_json(folder / "evaluation/summary.json")
     temperature = summary["calibrated"]["temperature"]
     assert temperature < 0.9  # the probabilities of smoothed labels are too low
@@ -216,7 +217,7 @@ def test_a_temperature_travels_from_a_training_to_evaluations_predictions_and_ex
 
 @mark.parametrize("temperature", [3.0, 4.0, 0.25])
 def test_the_screen_has_a_temperature_that_is_a_limit(temperature, digits_run, tmp_path, capsys):
-    folder = digits_run(ALL_DIGITS, GOAL, "TRAIN.BASE_LR=1e-2", "TRAIN.SMOOTHING=0.4")
+    folder = digits_run(*SMOOTHED)
     state = torch.load(folder / "best.pth")
     torch.save(state | {"temperature": temperature}, tmp_path / "weights.pth")
     evaluate(tmp_path / "eval", f"-pretrained={tmp_path / 'weights.pth'}", f"-cfg={folder / 'config.yaml'}")
@@ -224,7 +225,7 @@ def test_the_screen_has_a_temperature_that_is_a_limit(temperature, digits_run, t
 
 
 def test_weights_without_a_temperature_are_evaluated_as_before(digits_run, tmp_path):
-    folder = digits_run(ALL_DIGITS, GOAL, "TRAIN.BASE_LR=1e-2", "TRAIN.SMOOTHING=0.4")
+    folder = digits_run(*SMOOTHED)
     state = torch.load(folder / "best.pth")
     assert state.pop("temperature") != 1
     state["operating_point"] = state.pop("tempered_operating_point")

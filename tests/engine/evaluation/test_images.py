@@ -7,7 +7,6 @@ from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-import pytest
 from conftest import (
     CPU,
     TINY_VIT,
@@ -25,7 +24,7 @@ from conftest import (
     train,
 )
 from numpy.random import default_rng
-from pytest import fixture, mark
+from pytest import fixture, importorskip, mark
 
 from datasets.sources.samples import ImageFiles, Samples
 from datasets.sources.shared_arrays import to_arrays
@@ -167,7 +166,7 @@ def test_workers_hash_the_record_that_they_read(kind, data, tmp_path):
         (tmp_path / "train-0.tar").write_bytes(tar_of(members))
         flags = cli(f"-dataset=tar -data_path={tmp_path / 'train-0.tar'} -opts DATA.CACHE_DIR={tmp_path / 'c'}")
     elif kind == "parquet":
-        pa = pytest.importorskip("pyarrow")
+        pa = importorskip("pyarrow")
         from pyarrow import parquet
 
         images = [{"bytes": file.read_bytes(), "path": file.name} for file in files]

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
+from numpy.random import default_rng
+from pytest import approx, mark
 from scipy.stats import beta, binomtest, t
 
 from datasets.sources.samples import UNKNOWN
@@ -16,19 +17,19 @@ SMOOTH = {name for name, metric in METRICS.items() if metric.kind and name != "m
 
 
 def test_the_quantiles_are_those_of_scipy():
-    generator = np.random.default_rng(0)
+    generator = default_rng(0)
     a, b = 1 + 10 ** generator.uniform(-1, 6, (2, 200))
     for probability in (1e-5, 0.025, 0.5, 0.975):
         for one, two, error in ((a.round(), b.round(), 1e-9), (a, b, 1e-6)):  # counts, and those of groups
             expected = beta.ppf(probability, one, two)
-            assert beta_quantile(probability, one, two) == pytest.approx(expected, abs=error)
+            assert beta_quantile(probability, one, two) == approx(expected, abs=error)
     freedom = np.array([1, 2, 2.5, 7, 30.1, 1e3, 1e6, np.inf])
-    assert t_quantile(freedom) == pytest.approx(t.ppf(0.975, freedom), rel=2e-8)
-    assert t_quantile(5, 0.9999) == pytest.approx(t.ppf(0.9999, 5))
-    assert two_sided_p(2.3, 7.5) == pytest.approx(2 * t.sf(2.3, 7.5))
+    assert t_quantile(freedom) == approx(t.ppf(0.975, freedom), rel=2e-8)
+    assert t_quantile(5, 0.9999) == approx(t.ppf(0.9999, 5))
+    assert two_sided_p(2.3, 7.5) == approx(2 * t.sf(2.3, 7.5))
     for hits, number in ((0, 8), (7, 8), (8, 8), (431, 1000)):
         expected = binomtest(hits, number).proportion_ci(0.98, "exact")
-        assert clopper_pearson(hits, number, 0.01) == pytest.approx(tuple(expected), abs=1e-8)
+        assert clopper_pearson(hits, number, 0.01) == approx(tuple(expected), abs=1e-8)
 
 
 def test_the_limits_of_newcombe_solve_his_equation():
@@ -39,7 +40,7 @@ def test_the_limits_of_newcombe_solve_his_equation():
         half = (own + others) / 2 - 1
         spread = 1 + half * (1 - theta) / (2 - theta) + half * theta / (1 + theta)
         error = np.sqrt(theta * (1 - theta) * spread / (own * others))
-        assert 1.96 * error == pytest.approx(abs(0.9 - theta), abs=1e-8)
+        assert 1.96 * error == approx(abs(0.9 - theta), abs=1e-8)
     low, high = newcombe(np.array([0.9, 1]), own, others)
     assert (low < [0.9, 1]).all()
     assert high[0] > 0.9
@@ -61,31 +62,31 @@ def drawn(generator: np.random.Generator, shape: tuple[int, int], several: bool)
     return results_of_scores(of_one, scores.astype(np.float32))
 
 
-@pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("name", sorted(SMOOTH))
+@mark.parametrize("several", [False, True])
+@mark.parametrize("name", sorted(SMOOTH))
 def test_the_changes_are_those_of_the_figure_without_the_unit(name, several):
     """Of an image the derivative: the figure of 300 copies of all images but one. Of a group exactly, where each class
     is a share: the figure without it."""
     metric = METRICS[name]
     if metric not in metrics_of(several):
         return
-    results = drawn(np.random.default_rng(4), (40, 4), several)
+    results = drawn(default_rng(4), (40, 4), several)
     scale = 100 if metric.is_percent else 1
     rows = np.tile(results.readable, 300)
     copies = results.take(rows)
     figure = KINDS[metric.kind](results, metric.of, units_of(results))
-    assert scale * figure.values.mean() == pytest.approx(metric.compute(results))
-    assert figure.changes.sum() == pytest.approx(0, abs=1e-9)
+    assert scale * figure.values.mean() == approx(metric.compute(results))
+    assert figure.changes.sum() == approx(0, abs=1e-9)
     for unit in (0, 5, 20):
         change = metric.compute(copies) - metric.compute(results.take(np.delete(rows, unit)))
-        assert scale * figure.changes[unit] / 300 == pytest.approx(change, rel=0.02, abs=1e-5)
+        assert scale * figure.changes[unit] / 300 == approx(change, rel=0.02, abs=1e-5)
     grouped = replace(results, groups=(np.arange(40) % 9).astype(str))
     figure = KINDS[metric.kind](grouped, metric.of, units_of(grouped))
     if metric.kind in ("share", "mean") and metric.of != "f1":
         rows = results.readable
         for unit in range(9):
             without = metric.compute(results.take(rows[rows % 9 != unit]))
-            assert scale * figure.changes[unit] == pytest.approx(metric.compute(results) - without, abs=1e-9)
+            assert scale * figure.changes[unit] == approx(metric.compute(results) - without, abs=1e-9)
 
 
 def test_the_variance_of_kappa_is_the_one_of_statsmodels():
@@ -95,19 +96,19 @@ def test_the_variance_of_kappa_is_the_one_of_statsmodels():
     results = results_of_scores(true, np.eye(4, dtype=np.float32)[predicted])
     for name, expected in (("linear_kappa", 0.001631550850165377), ("quadratic_kappa", 0.001071603939499685)):
         figure = KINDS["agreement"](results, METRICS[name].of, units_of(results))
-        assert figure.changes @ figure.changes == pytest.approx(expected, rel=1e-9)
+        assert figure.changes @ figure.changes == approx(expected, rel=1e-9)
 
 
 def test_the_variance_of_the_auroc_is_delongs():
     """From the placements, with denominators n in place of his n - 1."""
-    generator = np.random.default_rng(0)
+    generator = default_rng(0)
     targets = np.repeat([0, 1], [30, 12])
     score = (generator.normal(size=42) + targets).round(1)
     results = results_of_scores(targets, np.stack([-score, score], 1).astype(np.float32))
     wins = np.sign(score[30:, None] - score[:30]) / 2 + 0.5
     figure = KINDS["ranking"](results, "auroc", units_of(results))
-    assert figure.values.mean() == pytest.approx(wins.mean())
-    assert figure.changes @ figure.changes == pytest.approx(wins.mean(1).var() / 12 + wins.mean(0).var() / 30)
+    assert figure.values.mean() == approx(wins.mean())
+    assert figure.changes @ figure.changes == approx(wins.mean(1).var() / 12 + wins.mean(0).var() / 30)
 
 
 def test_the_limits_of_classes_are_wilsons_and_newcombes():
@@ -123,15 +124,15 @@ def test_the_limits_of_classes_are_wilsons_and_newcombes():
     }
     found = limits_of_classes(results, columns)
     recall = 100 * np.array(binomtest(52, 60).proportion_ci(method="wilson"))
-    assert [found["recall_low"][0], found["recall_high"][0]] == pytest.approx(recall, abs=0.01)
+    assert [found["recall_low"][0], found["recall_high"][0]] == approx(recall, abs=0.01)
     jaccard = binomtest(40, 48).proportion_ci(method="wilson").high
-    assert found["f1_high"][1] == pytest.approx(200 * jaccard / (1 + jaccard), abs=0.01)
+    assert found["f1_high"][1] == approx(200 * jaccard / (1 + jaccard), abs=0.01)
     assert found["auroc_low"][1] == 100 * newcombe(results.ranking.auroc[1:2] / 100, np.array([40]), np.array([62]))[0]
     assert all(np.isnan(values[3]) for values in found.values())
     groups = np.append(np.arange(100) // 4, [99, 99]).astype(str)
     grouped = limits_of_classes(replace(results, groups=groups), columns)
     effective = 14**2 / 15 * (1.96 / t.ppf(0.975, 14)) ** 2  # of 15 equal groups, two of which are wrong
-    assert grouped["recall_low"][0] == pytest.approx(100 * wilson(52 / 60, effective)[0])
+    assert grouped["recall_low"][0] == approx(100 * wilson(52 / 60, effective)[0])
     assert grouped["recall_low"][2] < found["recall_low"][2]  # one group
     unknown = limits_of_classes(replace(results, lacks_groups=True), columns)
     assert all(np.isnan(values).all() for values in unknown.values())
@@ -147,5 +148,5 @@ def test_classes_that_are_never_predicted_have_limits_by_group():
     }
     found = limits_of_classes(results, columns)
     high = 100 * binomtest(0, 10).proportion_ci(method="wilson").high
-    assert found["recall_high"].tolist() == pytest.approx([high, high], abs=0.01)
+    assert found["recall_high"].tolist() == approx([high, high], abs=0.01)
     assert np.isnan(found["precision_high"]).all()

@@ -4,9 +4,10 @@ import tracemalloc
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 from conftest import each_value
+from numpy.random import default_rng
+from pytest import approx, mark
 from scipy.stats import binom, binomtest, chi2
 from test_results import results_for, results_of
 
@@ -32,15 +33,15 @@ def test_the_interval_of_single_images_is_wilsons():
         expected = binomtest(hits, 100).proportion_ci(method="wilson")
         low = chi2.ppf(0.05, 2 * hits) / 200 if hits == 3 else expected.low
         found, _ = confidence_interval(results, METRICS["top1"])
-        assert found == pytest.approx([100 * low, 100 * expected.high], abs=0.01)
+        assert found == approx([100 * low, 100 * expected.high], abs=0.01)
         assert confidence_interval(results, METRICS["loss"]) == (None, "")
     repeated = of_first_class(np.zeros(500))  # five in each group
     groups = [str(index // 5) for index in range(500)]
-    assert interval_of(repeated, METRICS["top1"], groups)[0] == pytest.approx(found, abs=0.2)
+    assert interval_of(repeated, METRICS["top1"], groups)[0] == approx(found, abs=0.2)
     assert interval_of(repeated, METRICS["top1"], ["one"] * 500) == (None, "fewer than 2 groups")
 
 
-@pytest.mark.parametrize("number", [8, 40, 200, 1000])
+@mark.parametrize("number", [8, 40, 200, 1000])
 def test_the_interval_has_every_share_in_at_least_92_5_percent_of_the_samples(number):
     """Exactly, by the binomial distribution; Wilson's own has a share near 1 in 84%."""
     hits = np.arange(number + 1)
@@ -59,11 +60,11 @@ def test_images_of_few_groups_tell_no_more_than_single_images():
         assert low <= single_low
         assert high >= single_high
     kish = 22**2 / (2 * 5**2 + 3 * 4**2)  # all are right
-    assert low == pytest.approx(100 * kish / (kish + 1.96**2))
+    assert low == approx(100 * kish / (kish + 1.96**2))
 
 
 def test_the_auroc_of_a_class_against_the_others_is_that_of_two_classes():
-    generator = np.random.default_rng(0)
+    generator = default_rng(0)
     targets = torch.from_numpy(generator.integers(0, 3, 300))
     logits = torch.from_numpy(generator.normal(size=(300, 3)).astype(np.float32))
     logits[:, 1] += targets == 1
@@ -71,13 +72,13 @@ def test_the_auroc_of_a_class_against_the_others_is_that_of_two_classes():
     others = logits[:, [0, 2]].logsumexp(1)
     binary = results_of(torch.stack([others, logits[:, 1]], 1), (targets == 1).long())
     assert found["class"] == "b"
-    assert found["auroc"] == pytest.approx(METRICS["auroc"].compute(binary))
-    assert found["interval"] == pytest.approx(interval_of(binary, METRICS["auroc"])[0])
+    assert found["auroc"] == approx(METRICS["auroc"].compute(binary))
+    assert found["interval"] == approx(interval_of(binary, METRICS["auroc"])[0])
     assert ranking_of(results_of(logits, torch.zeros(300, dtype=torch.int64)), 1, "abc") is None  # of no image
 
 
 def test_samples_of_unknown_groups_have_no_interval():
-    scores = np.random.default_rng(1).random((200, 2)).astype(np.float32)
+    scores = default_rng(1).random((200, 2)).astype(np.float32)
     results = replace(results_of_scores(np.arange(200) % 2, scores), lacks_groups=True)
     point = OperatingPoint(name="b", label=1, threshold=0.5, specificity=0.9)
     figures = figures_at(results, point)
@@ -89,8 +90,8 @@ def test_samples_of_unknown_groups_have_no_interval():
     assert confidence_interval(results, METRICS["top1"])[0] is None
 
 
-@pytest.mark.parametrize("name", ["balanced_accuracy", "macro_f1", "precision", "min_recall", "specificity"])
-@pytest.mark.parametrize("is_right", [True, False])
+@mark.parametrize("name", ["balanced_accuracy", "macro_f1", "precision", "min_recall", "specificity"])
+@mark.parametrize("is_right", [True, False])
 def test_one_image_of_a_class_leaves_its_figure_open(name, is_right):
     """199 images of a class, all right, and one of another: Wilson's limits of 1 of 1, or 0 of 1, weighted 1/2."""
     targets = np.append(np.zeros(199, np.int64), 1)
@@ -111,14 +112,14 @@ def test_the_limits_of_the_worst_class_are_those_of_all_classes():
     results = results_of_scores(targets, np.eye(5, dtype=np.float32)[np.maximum(targets, np.arange(40) < 1)])
     limits = [binomtest(7, 8).proportion_ci(level, "exact") for level in (0.95, 0.99)]
     expected = [100 * limits[0].low, 100 * limits[1].high]
-    assert confidence_interval(results, METRICS["min_recall"])[0] == pytest.approx(expected, abs=1e-6)
+    assert confidence_interval(results, METRICS["min_recall"])[0] == approx(expected, abs=1e-6)
 
 
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("seed", range(24))
+@mark.filterwarnings("error")
+@mark.parametrize("seed", range(24))
 def test_any_results_have_an_interval_that_holds_their_figure_or_none(seed):
     """Classes of 0, 1 and more images, by image and by group, one label per image or several."""
-    generator = np.random.default_rng(seed)
+    generator = default_rng(seed)
     classes = int(generator.integers(1, 6))
     targets = np.repeat(np.arange(classes), generator.choice([0, 1, 2, 3, 30], classes))
     groups = [None, [*map(str, generator.integers(0, generator.integers(1, 30), len(targets)))]][seed % 2]
@@ -138,7 +139,7 @@ def test_any_results_have_an_interval_that_holds_their_figure_or_none(seed):
 
 
 def test_the_interval_of_many_labels_takes_12_bytes_a_score():
-    generator = np.random.default_rng(0)
+    generator = default_rng(0)
     shape = (1000, 400)
     targets = (generator.random(shape) < 0.003).astype(np.int8)
     results = results_of_scores(targets, generator.standard_normal(shape, np.float32))  # a quarter is predicted
@@ -149,9 +150,9 @@ def test_the_interval_of_many_labels_takes_12_bytes_a_score():
     assert peak_bytes + results.scores.nbytes + targets.nbytes < 12 * targets.size
 
 
-@pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("number", [40, 200, 1000])
-@pytest.mark.parametrize("name", [name for name, one in METRICS.items() if one.sign > 0 and name != "top5"])
+@mark.parametrize("several", [False, True])
+@mark.parametrize("number", [40, 200, 1000])
+@mark.parametrize("name", [name for name, one in METRICS.items() if one.sign > 0 and name != "top5"])
 def test_one_error_lowers_the_lower_limit_of_a_table_that_is_all_right(name, number, several):
     """Of single images and of groups of two, with scores of all sizes."""
     metric = METRICS[name]
@@ -159,7 +160,7 @@ def test_one_error_lowers_the_lower_limit_of_a_table_that_is_all_right(name, num
         return
     targets = np.arange(number) % 2
     groups = (np.arange(number) // 2).astype(str)
-    shift = np.random.default_rng(0).uniform(0, 0.4, (number, 1)).astype(np.float32)
+    shift = default_rng(0).uniform(0, 0.4, (number, 1)).astype(np.float32)
     for of_groups in (None, groups):
         lower = []
         for wrong in (0, 1):
@@ -170,7 +171,7 @@ def test_one_error_lowers_the_lower_limit_of_a_table_that_is_all_right(name, num
                 results = replace(results, thresholds=np.zeros(2))
             low, high = interval_of(results, metric, of_groups)[0]
             lower.append(low)
-            assert wrong or high == pytest.approx(100)
+            assert wrong or high == approx(100)
         assert lower[1] < lower[0] < 99.9
         assert lower[0] > 60
 
@@ -189,10 +190,10 @@ def test_a_perfect_mean_average_precision_has_wilsons_interval(number, low):
     """All images have both labels, so that rounding is all the variance there is; of two labels the distance is the one
     of a label by the square root of 2."""
     both = np.ones((number, 2), np.int8)
-    scores = np.random.default_rng(0).random((number, 2)).astype(np.float32)
+    scores = default_rng(0).random((number, 2)).astype(np.float32)
     results = results_of_scores(both, scores)
     for groups in (None, np.arange(number)):
-        assert interval_of(results, METRICS["mean_ap"], groups)[0] == pytest.approx([low, 100], abs=0.01)
+        assert interval_of(results, METRICS["mean_ap"], groups)[0] == approx([low, 100], abs=0.01)
 
 
 KAPPAS = """
@@ -210,4 +211,4 @@ def test_the_interval_of_a_kappa_at_chance_or_below_is_as_wide_as_its_error(tabl
     true, predicted = np.repeat([[0, 0], [0, 1], [1, 0], [1, 1]], np.ravel(table), axis=0).T
     results = results_of_scores(true, np.eye(2, dtype=np.float32)[predicted])
     for name in ("linear_kappa", "quadratic_kappa"):  # equal, of two grades
-        assert confidence_interval(results, METRICS[name])[0] == pytest.approx([low, high], abs=0.2)
+        assert confidence_interval(results, METRICS[name])[0] == approx([low, high], abs=0.2)

@@ -6,10 +6,9 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from conftest import ROOT, TINY_VIT, cli, evaluate, of_module, read_result, refused, run_here, seeded, slow, train
-from pytest import approx, fixture, mark
+from pytest import approx, fixture, importorskip, mark
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.testing import assert_close
@@ -52,7 +51,7 @@ def predicted(output: Path, *argv: str) -> list[dict[str, str]]:
 
 
 def test_the_probabilities_are_those_of_the_docs_script(sweep, images, tmp_path, monkeypatch):
-    pytest.importorskip("pandas")
+    importorskip("pandas")
     argv = cli(f"-predict={images} -format=wide -opts EVAL.TTA=flip")
     for fold in range(3):
         weights = f"-pretrained={sweep}/FOLD={fold}-20260102-12-00/best.pth"

@@ -37,7 +37,7 @@ def evaluator_for(context, **amp) -> Evaluator:
     return Evaluator(Normalize(Data()), precision, Strategy(), context)
 
 
-def tiny_vit(kind=VisionTransformer, pools: str = "", **options) -> torch.nn.Module:
+def tiny_vit(kind=VisionTransformer, pools: str = "", **options) -> nn.Module:
     torch.manual_seed(0)
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 2, "num_classes": 5}
     model = kind(**sizes | options).eval()
@@ -46,7 +46,7 @@ def tiny_vit(kind=VisionTransformer, pools: str = "", **options) -> torch.nn.Mod
     return model
 
 
-def layers_by_hand(model: torch.nn.Module, images: Tensor) -> list[Tensor]:
+def layers_by_hand(model: nn.Module, images: Tensor) -> list[Tensor]:
     """The attention matrices (B, H, T, T) of each block, computed from its query and key weights."""
     tokens = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
     layers = []

@@ -5,9 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 from conftest import ROOT, TINY_VIT, cli, evaluate, run_here, train
-from pytest import fixture, mark
+from pytest import fixture, importorskip, mark
 from test_evaluation_files import files_for, read_table
 from test_operating_point import drawn, point_of
 from torch import nn
@@ -86,7 +85,7 @@ def test_each_column_of_an_evaluation_is_documented_and_its_figures_are_numbers(
 
 
 def assert_numbers(tables: list[Path]):
-    pandas = pytest.importorskip("pandas")
+    pandas = importorskip("pandas")
     for file in tables:
         read = pandas.read_csv(file)
         texts = {name for name in read if not pandas.api.types.is_numeric_dtype(read[name])}

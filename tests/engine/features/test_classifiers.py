@@ -3,14 +3,13 @@
 from itertools import product
 
 import numpy as np
-import pytest
 import torch
 from conftest import assert_same_state, cells_of
 from numpy.random import default_rng
-from pytest import approx, fixture, mark
+from pytest import approx, fixture, importorskip, mark
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 from configs.schema import Loss
@@ -58,7 +57,7 @@ def test_loss_and_coefficients_of_scikit_learn(data, l2, class_weight):
     expected = torch.tensor(np.column_stack([reference.coef_, reference.intercept_]))
 
     def objective(parameters):
-        losses = torch.nn.functional.cross_entropy(inputs.double() @ parameters.T, targets, reduction="none")
+        losses = nn.functional.cross_entropy(inputs.double() @ parameters.T, targets, reduction="none")
         factors = weights.double()[targets] if weights is not None else 1
         return float((losses * factors).mean() + l2 / 2 * parameters[:, :-1].square().sum())
 
@@ -104,7 +103,7 @@ def test_k_nn_is_that_of_scikit_learn(data):
 
 
 def test_margins_are_those_of_cleanlab():
-    rank = pytest.importorskip("cleanlab.rank")
+    rank = importorskip("cleanlab.rank")
     rng = default_rng(0)
     probabilities = rng.dirichlet(np.ones(5), 200)
     targets = rng.integers(5, size=200)
@@ -117,7 +116,7 @@ def test_margins_are_those_of_cleanlab():
 
 def test_margins_of_several_labels_are_those_of_cleanlab_for_each_label():
     """Also which labels are suspect: by confident learning, where another one is predicted. Unknown ones count not."""
-    by_label = pytest.importorskip("cleanlab.multilabel_classification")
+    by_label = importorskip("cleanlab.multilabel_classification")
     rng = default_rng(0)
     targets = (rng.random((300, 3)) < (0.5, 0.4, 0.3)).astype(np.int8)
     planted = rng.random((300, 3)) < 0.08
@@ -186,7 +185,7 @@ def test_a_class_of_one_fold_does_not_choose_the_penalty(monkeypatch):
     targets = torch.tensor([0] * 30 + [1] * 30 + [2] + [3] * 2)
     folds = stratified_folds(targets)
     folds[-2:] = folds[-1]
-    for given in (torch.nn.functional.one_hot(targets).to(torch.int8), targets):
+    for given in (nn.functional.one_hot(targets).to(torch.int8), targets):
         assert classes_of_one_fold(given, folds).tolist() == [2, 3]
         assert have_label(given, torch.tensor([2, 3])).tolist() == (targets > 1).tolist()
     features = torch.tensor(default_rng(0).normal(size=(63, 4)), dtype=torch.float32)

@@ -6,12 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 from conftest import CPU, GREY, TINY_VIT, cli, config_for, each_value, read_result, samples_for, train
 from numpy.random import default_rng
 from PIL import Image
-from pytest import approx, fixture, mark
+from pytest import approx, fail, fixture, importorskip, mark
 
 from engine.checkpoint import run_folder
 from engine.evaluation.evaluate import AfterBatch
@@ -65,8 +64,8 @@ def write_table(root: Path, contents: Contents) -> Path:
 
 
 def write_parquet(root: Path, contents: Contents) -> Path:
-    pa = pytest.importorskip("pyarrow")
-    pq = pytest.importorskip("pyarrow.parquet")
+    pa = importorskip("pyarrow")
+    pq = importorskip("pyarrow.parquet")
     table = pa.table({"image": contents, "label": [number % 2 for number in range(100)]})
     pq.write_table(table, buffer := io.BytesIO(), compression="none", write_statistics=False, use_dictionary=False)
     replace(root / "all.parquet", buffer.getvalue())
@@ -74,7 +73,7 @@ def write_parquet(root: Path, contents: Contents) -> Path:
 
 
 def write_tar(root: Path, contents: Contents) -> Path:
-    pytest.importorskip("obstore")
+    importorskip("obstore")
     members = [((f"{n}.bmp", one), (f"{n}.cls", str(n % 2).encode())) for n, one in enumerate(contents)]
     for split in ("train", "val"):
         replace(root / f"{split}-0000.tar", tar_of([member for sample in members for member in sample]))
@@ -110,7 +109,7 @@ def test_features_follow_their_images(dataset, write, contents, tmp_path, monkey
     assert (abs(after - before) > 1e-3).any(axis=1).sum() == 1
     if dataset in ("folder", "csv"):  # the others are not computed again
         assert (after != before).any(axis=1).sum() == 1
-    monkeypatch.setattr(store.Extraction, "to_file", lambda *_: pytest.fail("computes features again"))
+    monkeypatch.setattr(store.Extraction, "to_file", lambda *_: fail("computes features again"))
     assert np.array_equal(features(kept, dataset, path), after)
 
 

@@ -193,10 +193,10 @@ def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, mon
     monkeypatch.setattr("engine.training.session.build_strategy", FullyShardedDataParallel)  # one rank would use none
 
     def argv(output, *more):
-        options = [*TINY_VIT, *GREY, CLIP, *AVERAGE, "DETERMINISTIC=true", "DATA.FRACTION=0.5"]
+        options = [*TINY_VIT, *GREY, CLIP, *AVERAGE, "DETERMINISTIC=true", "DATA.FRACTION=0.25"]
         options += cli("TRAIN.BASE_LR=1e-3 SAVE_FREQ_STEPS=4 TRAIN.NUM_EPOCHS=1")
         options += [BF16, "AMP.DTYPE=float16"] if group_of_one.device.type == "cuda" else []
-        flags = cli(f"-dataset=digits -batch_size=96 -output={tmp_path / output}")
+        flags = cli(f"-dataset=digits -batch_size=48 -output={tmp_path / output}")
         return [*flags, "-opts", *options, f"PARALLEL.STRATEGY={strategy}", *more]
 
     whole = states(train(argv("whole"), group_of_one))

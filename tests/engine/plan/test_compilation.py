@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import config_for, each_value
 from fake_gpu import CONTEXT
-from pytest import fixture, mark
+from pytest import fixture, importorskip, mark
 
 from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
@@ -118,7 +118,7 @@ options | expected
 
 @each_value(FUSED)
 def test_fused_blocks_are_not_compiled(plan, monkeypatch, options, expected):
-    pytest.importorskip("triton")
+    importorskip("triton")
     monkeypatch.setattr("models.fused_proof.find_fault", lambda *_: "")
     made = plan("-epochs=400", options=("MODEL.FUSED_BLOCKS=true", *options))
     assert compiled(made).compile == expected
@@ -126,7 +126,7 @@ def test_fused_blocks_are_not_compiled(plan, monkeypatch, options, expected):
 
 @mark.parametrize("fails_here", [True, False])
 def test_blocks_are_compiled_if_triton_does_not_work_on_one_rank(plan, monkeypatch, fails_here):
-    pytest.importorskip("triton")
+    importorskip("triton")
     faults = ["Triton does not work", ""]
     of_other = faults.pop(fails_here)
     monkeypatch.setattr("models.fused_proof.find_fault", lambda *_: faults[0])

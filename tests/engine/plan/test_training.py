@@ -1,9 +1,8 @@
 """The plan of a training with the defaults of timm's train.py."""
 
-import pytest
 import timm
 from conftest import ROOT
-from pytest import mark
+from pytest import fail, mark
 from timm.data import resolve_data_config
 
 from configs.command_line import parse_command_line
@@ -19,7 +18,7 @@ RECIPE = f"-cfg={ROOT}/configs/programs/timm.yaml"
 
 def data_of(context, *words: str):
     command = parse_command_line([RECIPE, "-dataset=digits", *words])
-    return plan_training(command, context, RunLogger(context), lambda *_: pytest.fail("a search")).config.data
+    return plan_training(command, context, RunLogger(context), lambda *_: fail("a search")).config.data
 
 
 @mark.parametrize("name", MODELS.split())

@@ -1,12 +1,11 @@
 """Precision: dtypes, one step from gradients to weights and their average, and the switches of the process."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, assert_same_state, cli, config_for, each_value, model_for, rows, seeded, states, train
 from fake_gpu import CONTEXT, GPU, fake_gpu
 from precision_cases import BF16, CPU, FP32, policy
-from pytest import approx, fixture, mark
+from pytest import approx, fixture, importorskip, mark
 from timm import create_model
 from timm.utils import ModelEmaV3
 from torch import nn
@@ -57,7 +56,7 @@ options | half_stream
 @each_value(STREAMS)
 def test_fused_blocks_add_in_bfloat16_unless_the_lists_say_otherwise(options, half_stream, monkeypatch):
     """Lists that change nothing in a block leave them on; other lists are named."""
-    pytest.importorskip("triton")
+    importorskip("triton")
     streams = []
 
     monkeypatch.setattr("models.fused_proof.find_fault", lambda *_: "")
@@ -73,7 +72,7 @@ def test_fused_blocks_add_in_bfloat16_unless_the_lists_say_otherwise(options, ha
 
 
 def test_a_vit_without_fused_blocks_has_a_reason_and_another_model_none():
-    pytest.importorskip("triton")
+    importorskip("triton")
     options = Amp.model_validate({"ENABLED": True})
     model = create_model("test_vit")
     assert use_fused_blocks(nn.Module(), options, CONTEXT) == (0, "")

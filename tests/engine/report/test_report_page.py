@@ -8,10 +8,9 @@ import socket
 import sys
 from types import SimpleNamespace
 
-import pytest
 from conftest import cli, each_row, each_value, log_of, read_result, refused
 from PIL import Image
-from pytest import fixture, mark
+from pytest import fixture, importorskip, mark
 from run_folders import (
     add_evaluation,
     make_evaluation_run,
@@ -81,7 +80,7 @@ def test_a_calibration_error_before_the_temperature_says_so(run):
 
 @mark.slow
 def test_the_curves_are_a_picture_where_matplotlib_is_installed(run, monkeypatch):
-    pytest.importorskip("matplotlib")
+    importorskip("matplotlib")
     assert report.main([str(run)]) == 0
     width, height = Image.open(run / "curves.png").size
     assert width == 700

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from conftest import cells_of, config_for, each_value, model_for, train
 from pytest import approx, fixture, mark
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import flop_counter
 
@@ -257,23 +258,23 @@ def test_flops_are_those_of_torchs_counter(name):
         assert flops_per_image(model, options.data, device=device) == counter.get_total_flops()
 
 
-@mark.parametrize("kind", [torch.nn.LSTM, torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention])
+@mark.parametrize("kind", [nn.LSTM, nn.TransformerEncoderLayer, nn.MultiheadAttention])
 def test_layers_that_are_one_op_on_a_cpu_are_counted(kind, cpu):
     """Those with attention if no gradient is needed, as behind a frozen backbone."""
     layer = kind(8, 4, batch_first=True).requires_grad_(False)
 
-    class OfRows(torch.nn.Module):
+    class OfRows(nn.Module):
         def __init__(self):
             super().__init__()
             self.layer = layer
 
         def forward(self, rows):
-            inputs = [rows] * (3 if kind is torch.nn.MultiheadAttention else 1)
+            inputs = [rows] * (3 if kind is nn.MultiheadAttention else 1)
             return self.layer(*inputs)
 
     images = SimpleNamespace(image_shape=(8, 8))
     expected = flops_per_image(OfRows(), images)
-    if kind is torch.nn.LSTM:
+    if kind is nn.LSTM:
         assert expected == 2 * 8 * 4 * (8 + 4) * 4  # 8 rows, 4 gates
     assert describe_model(OfRows(), images, torch.float32, False, cpu).flops_per_image == expected > 0
 
@@ -308,8 +309,8 @@ def test_similar_devices_have_no_peak():
 DATA = Data(IMAGE_SIZE=8)
 
 
-def classifier() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 10))
+def classifier() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 10))
 
 
 PARAMETERS = 3 * 8 * 8 * 10 + 10
@@ -327,7 +328,7 @@ def test_peak_is_the_sum_over_all_gpus(monkeypatch, name, peak):
 
 
 def test_model_without_flop_count_has_no_rates(cpu):
-    class OfTwoImages(torch.nn.Module):
+    class OfTwoImages(nn.Module):
         def forward(self, images):
             return images * images[1]
 

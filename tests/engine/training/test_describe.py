@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from conftest import ROOT, cells_of, config_for, each_value
 from pytest import fixture, mark
+from torch import nn
 
 from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
 from configs.schema import Config, Parallel
@@ -64,7 +65,7 @@ samples | size | line
 def test_who_accumulates_gradients_reads_the_images_of_each_step(samples, size, line):
     layout = EpochLayout(samples, BatchPlan(size, accumulation=3), 0)
     parts = {"context": SimpleNamespace(world_size=1, device="cpu"), "precision": SimpleNamespace(short_name="float32")}
-    state = SimpleNamespace(config=Config(), layout=layout, meta_model=torch.nn.Identity(), **parts)
+    state = SimpleNamespace(config=Config(), layout=layout, meta_model=nn.Identity(), **parts)
     images = SimpleNamespace(images="8 images")
     printed = describe_on_screen(state, SimpleNamespace(source=""), images, ["site_a", "site_b", "c", "d"], None)
     assert printed[0].startswith("Data: 8 images (") and printed[0].endswith(": 'site_a', 'site_b', 'c' and 1 more")

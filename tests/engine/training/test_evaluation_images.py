@@ -9,9 +9,8 @@ import struct
 import time
 from pathlib import Path
 
-import pytest
 from conftest import TINY_VIT, cli, log_of, noise_folder, only_run, read_result, refused, slow, states, train
-from pytest import fixture, mark
+from pytest import MonkeyPatch, fixture, mark
 from slow_decoder import decode_slowly
 
 from configs.command_line import parse_command_line
@@ -48,7 +47,7 @@ def flags(data: Path, workers: int, *options: str) -> list[str]:
 
 def error_of(context, argv: list[str], is_slow: bool) -> str:
     """The error of a training; '' without one."""
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         patch.setattr(evaluate, "usable_cores", lambda: {0, 1})
         if is_slow:
             patch.setattr(evaluate, "decode_images", decode_slowly)
@@ -107,7 +106,7 @@ def is_saved_at_the_error(context, argv: list[str], output: Path) -> bool:
         time.sleep(1)
         write(*given)
 
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         patch.setattr(evaluate, "usable_cores", lambda: {0, 1})
         patch.setattr(CheckpointWriter, "_write", write_slowly)
         with refused("cannot be decoded"):

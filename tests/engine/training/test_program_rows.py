@@ -9,13 +9,12 @@ import shlex
 from argparse import Namespace
 from functools import partial
 
-import pytest
 import timm
 import torch
 import torchvision
 from conftest import CPU, ROOT, cells_of, config_for, seeded
 from PIL import Image
-from pytest import mark
+from pytest import MonkeyPatch, fail, mark
 from test_optimizer import by_parameter
 from timm import create_model
 from timm.data import create_transform, resolve_data_config
@@ -449,7 +448,7 @@ class Ours:
     def distillation(self, config):
         student = model_of("test_vit", num_classes=CLASSES).eval()
         teacher = model_of(config.train.teacher_model, num_classes=CLASSES).eval()
-        with pytest.MonkeyPatch.context() as patch:  # without the published weights
+        with MonkeyPatch.context() as patch:  # without the published weights
             patch.setattr(losses, "build_teacher", lambda *_: teacher)
             loss, _ = losses.build_step_loss(config, student, Precision(Amp(), CPU.device), None, None)
         return loss(student(IMAGES), torch.arange(2), IMAGES).detach() / 2
@@ -482,7 +481,7 @@ def proven(program: str, kind: str, flags: list[str]) -> str:
     config = config_for(*words_of(program, flags))
     if "image" in kind:  # whose size and filter may be the model's
         command = parse_command_line(words_of(program, flags, "-dataset=digits"))
-        config = plan_training(command, CPU, RunLogger(CPU), lambda *_: pytest.fail("a search")).config
+        config = plan_training(command, CPU, RunLogger(CPU), lambda *_: fail("a search")).config
     theirs = getattr(THEIRS[program], kind)(namespace(program, flags))
     assert_same(kind, theirs, config)
     return str(theirs.sum().item() if isinstance(theirs, Tensor) else theirs)

@@ -7,12 +7,11 @@ from collections import Counter
 from itertools import cycle, repeat
 from typing import Any
 
-import pytest
 import torch
 from conftest import cli, config_for, model_for, slow
 from dispatch import DispatchMode, op_name, returns_view
 from fake_gpu import CONTEXT, GPU, fake_gpu, training_loop
-from pytest import mark, raises
+from pytest import MonkeyPatch, mark, raises
 from torch import Tensor, nn
 
 from configs.command_line import to_yaml
@@ -58,7 +57,7 @@ def black_images(data: Data, drawn: dict[str, Any] | None = None) -> Batch:
 def train_on_fake_gpu(*options: str):
     """A fake tensor has no values: any op that would read one raises an exception."""
     config = config_of(*VIT, *options)
-    with fake_gpu(), pytest.MonkeyPatch.context() as patch:
+    with fake_gpu(), MonkeyPatch.context() as patch:
         # It reads a copy in host memory, after an event: see test_scaler.py.
         patch.setattr(LossScaler, "skipped_too_often", lambda self: False)
         patch.setattr(losses_teacher, "build_model", without_weights)

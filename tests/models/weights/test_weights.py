@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import safetensors.torch
 import torch
+import torch.nn.functional as F
 from conftest import assert_same_state, line_of, refused, seeded
 from pytest import mark
 from timm import create_model
 from timm.models.regnet import RegNet, RegNetCfg
+from torch import nn
 from torch.testing import assert_close
 from weight_files import (
     FIXTURE,
@@ -82,7 +84,7 @@ def test_paddlevits_regnet_is_timms_with_the_biases_in_the_running_means():
             tensor.copy_(0.5 + 0.2 * torch.rand(tensor.shape, generator=generator))
     for name, block in source.named_modules():
         if name.endswith(".conv3"):
-            block.conv.bias = torch.nn.Parameter(torch.randn(block.conv.out_channels, generator=generator))
+            block.conv.bias = nn.Parameter(torch.randn(block.conv.out_channels, generator=generator))
     names = {
         r"^stem.conv": "stem.0",
         r"^stem.bn": "stem.1",
@@ -176,7 +178,7 @@ def test_positions_of_as_many_tokens_in_another_shape_are_resized(saved, now):
     load_pretrained(model, path, image_size=(16, 64))
     grid = source.pos_embed[:, 1:].unflatten(1, (2, 8)).permute(0, 3, 1, 2)
     size = [side // 8 for side in now]
-    expected = torch.nn.functional.interpolate(grid, size, mode="bicubic", antialias=True).flatten(2).transpose(1, 2)
+    expected = F.interpolate(grid, size, mode="bicubic", antialias=True).flatten(2).transpose(1, 2)
     assert_close(model.pos_embed[:, 1:], expected)
     assert not torch.equal(expected, source.pos_embed[:, 1:])
 

@@ -17,11 +17,13 @@ from pathlib import Path
 import numpy as np
 import timm
 import torch
+import torch.nn.functional as F
 from conftest import assert_same_state, cells_of, each_value, line_of, refused, seeded
 from numpy.random import default_rng
 from pytest import mark
 from timm import create_model
 from timm.models import adapt_input_conv
+from torch import nn
 from torch.testing import assert_close
 from weight_files import Reduced, assert_same_logits, logits, pickled, random_vit, refusal, renamed, small_vit, without
 
@@ -65,7 +67,7 @@ def objects() -> dict:
     values = [argparse.Namespace(lr=1e-3, path=Path("a")), np.float64(1.5), np.arange(3), np.dtype("f4"), Path("/x")]
     values += [datetime.datetime.now(), datetime.timedelta(1), Color.RED, {Color.RED: 1}, Config(a=Config(b=1))]
     values += [Slots(), History([1]), History.Inner(), collections.defaultdict(list, a=[1]), collections.deque([1], 3)]
-    values += [collections.Counter("aab"), types.SimpleNamespace(a=1), partial(torch.nn.functional.gelu, a=1)]
+    values += [collections.Counter("aab"), types.SimpleNamespace(a=1), partial(F.gelu, a=1)]
     values += [torch.optim.SGD([torch.zeros(1)], 0.1), frozenset({1}), range(3), slice(1, 2), ...]
     values += [np.random.RandomState(0), default_rng(0), os.path.join, len, torch.device("cpu"), 1j, b"x"]
     return {f"{number}": value for number, value in enumerate(values)}
@@ -87,7 +89,7 @@ def test_objects_beside_the_weights_the_ending_and_the_protocol_do_not_matter(tm
     model = small_vit()
     path = tmp_path / f"x{ending}"
     content = objects() | {"state_dict": State(states()), "args": collections.defaultdict(int, a=1)}
-    content |= {"loss": torch.nn.CrossEntropyLoss()} if zipped else {}  # else with its source, which is refused
+    content |= {"loss": nn.CrossEntropyLoss()} if zipped else {}  # else with its source, which is refused
     content["options"] = "{MODEL: {}, DATA: {}}"  # as in a checkpoint of this program that was saved again
     torch.save(content, path, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
     load_pretrained(model, str(path))
@@ -111,7 +113,7 @@ def test_no_function_of_a_file_runs(tmp_path, monkeypatch):
 
 @mark.filterwarnings("ignore")
 def test_pickled_models_are_refused(tmp_path):
-    model = torch.nn.Linear(2, 2)
+    model = nn.Linear(2, 2)
     for zipped in (True, False):
         for content in (model, {"model": model, "epoch": 1}, {"ema": model, "epoch": argparse.Namespace()}):
             torch.save(content, tmp_path / "x.pt", _use_new_zipfile_serialization=zipped)
@@ -234,7 +236,7 @@ def test_entries_that_fit_equally_well_end_in_a_line_whose_names_work(tmp_path):
         assert_same_logits(model, source)
 
 
-def randomized(model: torch.nn.Module) -> torch.nn.Module:
+def randomized(model: nn.Module) -> nn.Module:
     generator = seeded(0)
     for name, tensor in model.eval().state_dict().items():
         if tensor.is_floating_point():
@@ -243,12 +245,12 @@ def randomized(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def vit(name: str = "vit_tiny_patch16_224", **changes) -> torch.nn.Module:
+def vit(name: str = "vit_tiny_patch16_224", **changes) -> nn.Module:
     options = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3}
     return create_model(name, **options | changes)
 
 
-def swin() -> torch.nn.Module:
+def swin() -> nn.Module:
     return create_model("swin_tiny_patch4_window7_224", **SWIN)
 
 
@@ -269,7 +271,7 @@ mlp\.fc | pwconv
 GRN_NAMES = {r"mlp\.grn\.bias": "grn.beta", r"mlp\.grn\.weight": "grn.gamma"}
 
 
-def registers(model: torch.nn.Module) -> dict:
+def registers(model: nn.Module) -> dict:
     """DINOv2's: the class token has a position of its own."""
     state = renamed(model, {"reg_token": "register_tokens"}) | {"mask_token": torch.zeros(1, 48)}
     position = torch.full((1, 1, 48), 0.5)
@@ -277,7 +279,7 @@ def registers(model: torch.nn.Module) -> dict:
     return state | {"cls_token": state["cls_token"] - position, "pos_embed": positions}
 
 
-def dinov3(model: torch.nn.Module) -> dict:
+def dinov3(model: nn.Module) -> dict:
     """The official names: one bias of query, key and value, which is zero for the key."""
     state = renamed(model, {r"gamma_(\d)": r"ls\1.gamma", "reg_token": "storage_tokens"})
     for name in [name for name in state if name.endswith("q_bias")]:
@@ -289,7 +291,7 @@ def dinov3(model: torch.nn.Module) -> dict:
     return state | {"mask_token": torch.ones(1, 48), "rope_embed.periods": torch.ones(16)}
 
 
-def convnext_v2(model: torch.nn.Module) -> dict:
+def convnext_v2(model: nn.Module) -> dict:
     state = renamed(model, CONVNEXT_NAMES | GRN_NAMES)
     for name in state:
         if "grn" in name:
@@ -402,13 +404,13 @@ def test_a_head_beside_the_backbone_is_named_on_the_screen(saved, place, others)
 
 def test_a_linear_layer_behind_a_dropout_is_the_head(saved):
     source = vit(num_classes=3)
-    source.head = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Linear(48, 3))
+    source.head = nn.Sequential(nn.Dropout(), nn.Linear(48, 3))
     model = vit(num_classes=3)
     state = prefixed("module.", randomized(source).state_dict())
     load_pretrained(model, saved(state), purpose=EVALUATE)
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(model.eval()(images), source(images))
-    source.head = torch.nn.Sequential(torch.nn.LayerNorm(48), torch.nn.Linear(48, 3))
+    source.head = nn.Sequential(nn.LayerNorm(48), nn.Linear(48, 3))
     with refused("cannot be evaluated"):
         load_pretrained(model, saved(source.state_dict()), purpose=EVALUATE)
 
@@ -577,7 +579,7 @@ def test_a_new_head_on_weights_is_zero_in_its_last_layer_and_learns(saved, name)
     classifier = model.get_classifier()
     assert not model.eval()(images).any()
     assert not hidden or model.head.pre_logits.fc.weight.any()
-    torch.nn.functional.cross_entropy(model.train()(images), torch.arange(4)).backward()
+    F.cross_entropy(model.train()(images), torch.arange(4)).backward()
     assert classifier.weight.grad.any()
 
 

@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from conftest import config_for, line_of
 from pytest import mark
+from torch import nn
 from weight_files import google_arrays, paddle_state, pickled, random_vit, read, refusal, small_vit, without, written
 
 from configs.command_line import to_yaml
@@ -60,7 +61,7 @@ def one_array(path: Path):
 
 
 def torchscript(path: Path):
-    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)
+    torch.jit.save(torch.jit.script(nn.Linear(2, 2)), path)
 
 
 NORM = "encoder.encoder_norm.bias"

@@ -10,7 +10,7 @@ import torch
 from conftest import line_of, seeded
 from numpy.random import default_rng
 from timm.models import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from configs.schema.model import Model
 from models.weights.choose import FINE_TUNE, Purpose, choose
@@ -36,15 +36,15 @@ def random_vit(seed: int = 0, **changes) -> VisionTransformer:
 
 
 @torch.no_grad()
-def logits(model: torch.nn.Module, size: int = 32) -> Tensor:
+def logits(model: nn.Module, size: int = 32) -> Tensor:
     return model(torch.randn(2, 3, size, size, generator=seeded(1)))
 
 
-def assert_same_logits(one: torch.nn.Module, other: torch.nn.Module):
+def assert_same_logits(one: nn.Module, other: nn.Module):
     assert torch.equal(logits(one), logits(other))
 
 
-def refusal(path: Path | str, model: torch.nn.Module | None = None, purpose: Purpose = FINE_TUNE) -> str:
+def refusal(path: Path | str, model: nn.Module | None = None, purpose: Purpose = FINE_TUNE) -> str:
     """The error message; also checks that it is one line and that the model is unchanged."""
     model = model or small_vit()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -65,7 +65,7 @@ def without(state: dict, *names: str) -> dict:
     return {name: tensor for name, tensor in state.items() if not name.endswith(names)}
 
 
-def renamed(model: torch.nn.Module, names: dict[str, object]) -> dict[str, Tensor]:
+def renamed(model: nn.Module, names: dict[str, object]) -> dict[str, Tensor]:
     """The state of a model. names: pattern -> replacement, in this order."""
     state = {}
     for name, tensor in model.state_dict().items():
