@@ -9,7 +9,7 @@ import torch
 from conftest import cells_of, config_for, each_value, optimizer_of, refused, seeded, told
 from pytest import approx, mark
 from timm import create_model
-from timm.optim import create_optimizer_v2, param_groups_layer_decay
+from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from torch import nn
 from torch.testing import assert_close
@@ -24,26 +24,6 @@ from engine.training.optimizer import Schedule, set_lr, unused_optimizer_keys
 from engine.training.step import TrainState
 from engine.training.trial import state_without_data
 from models.timm_model import classifiers
-
-FAMILIES = {"vit_tiny_patch16_224": {"img_size": 32}, "swin_tiny_patch4_window7_224": {"img_size": 56}}
-
-
-@mark.parametrize("name", FAMILIES)
-def test_layer_decay_is_that_of_timm(name):
-    model = create_model(name, **FAMILIES[name])
-    train = Train.model_validate({"LAYER_DECAY": 0.75, "OPTIMIZER": {"NAME": "AdamWDL"}})
-    optimizer = optimizer_of(model, train)
-    assert type(optimizer) is torch.optim.AdamW
-    assert optimizer.defaults["fused"]
-    no_decay = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
-    groups = param_groups_layer_decay(model, train.weight_decay, no_decay, layer_decay=0.75)
-    set_lr(optimizer, 2.0)
-    actual = by_parameter(optimizer.param_groups)
-    expected = by_parameter(groups)
-    assert actual.keys() == expected.keys() == {*model.parameters()}
-    for parameter, group in actual.items():
-        assert group["lr"] == 2 * expected[parameter]["lr_scale"]
-        assert group["weight_decay"] == expected[parameter]["weight_decay"]
 
 
 def by_parameter(groups: list[dict]) -> dict[nn.Parameter, dict]:
@@ -108,6 +88,7 @@ options | found
 {NAME: SGD, MOMENTUM: 0.5} | {momentum: 0.5}
 {NAME: adan, BETAS: [0.9, 0.8, 0.7]} | {betas: [0.9, 0.8, 0.7]}
 {NAME: lion, KWARGS: {caution: true}} | {caution: true}
+{NAME: AdamW} | {fused: true}
 """
 
 

@@ -61,6 +61,7 @@ optimizer | model test_vit; opt adamw; opt-eps 1e-6 or 1e-3
 optimizer | model test_vit; opt adamw; opt-betas 0.9 0.95 or 0.8 0.99
 optimizer | model test_vit; opt lion; opt-kwargs caution=true
 optimizer | model test_vit; layer-decay 0.7 or 0.5
+optimizer | model test_convnext; layer-decay 0.7 or 0.5
 optimizer | model test_vit; layer-decay 0.5; layer-decay-min-scale 0.3 or 0.6
 optimizer | model test_vit; layer-decay 0.5; layer-decay-no-opt-scale 0.3 or 0.6
 optimizer | model test_vit; lr 0.3 or 0.1
