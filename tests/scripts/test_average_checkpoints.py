@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from conftest import ALL_DIGITS, cli, evaluate, only_run, read_result, refused, run_here
+from conftest import SMALL_BATCHES, cli, evaluate, only_run, read_result, refused, run_here
 from pytest import fixture
 from torch.testing import assert_close
 
@@ -110,7 +110,7 @@ def test_runs_of_other_folds_are_refused(averaged_run, tmp_path):
 def test_an_average_says_how_its_point_was_chosen(digits_run, tmp_path, capsys):
     """Its figure is of means over mirror images, as those of its run; the file says so. So is its temperature."""
     goal = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
-    run = digits_run(ALL_DIGITS, goal, "TRAIN.BASE_LR=1e-2", "EVAL.TTA=flip")
+    run = digits_run(SMALL_BATCHES, goal, "TRAIN.BASE_LR=1e-2", "EVAL.TTA=flip")
     average_checkpoints.main([str(run)])
     top1 = capsys.readouterr().out.rpartition("top-1 ")[2].partition(",")[0]
     decision = read_record(str(run / "average.pth")).decision

@@ -271,7 +271,7 @@ def grown(tmp_path_factory) -> tuple[Path, Path, Path, Path]:
     """The data, an old run of a half of them, whose weights know nothing, and a new one with and without -held_out."""
     root = tmp_path_factory.mktemp("compare")
     data = root / "data"
-    options = [*TINY_VIT, "MODEL.NUM_CLASSES=2", "TRAIN.NUM_EPOCHS=6", "TRAIN.WARMUP_EPOCHS=0"]
+    options = [*TINY_VIT, "MODEL.NUM_CLASSES=2", "TRAIN.NUM_EPOCHS=4", "TRAIN.WARMUP_EPOCHS=0"]
     options.append("EVAL.OPERATING_POINT={class: class1, specificity: 0.5}")
     argv = ["-dataset=folder", f"-data_path={data}", "-batch_size=8", f"-output={root}"]
     add_images(data, range(30))

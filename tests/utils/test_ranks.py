@@ -7,7 +7,7 @@ import sys
 
 import launched_rank
 import torch
-from conftest import ROOT, TINY_VIT, cli, each_row, of_module, only_run
+from conftest import ROOT, TINY_VIT, cells_of, cli, of_module, only_run, slow
 from pytest import mark, param
 from rank_pool import environment as user_environment
 
@@ -18,7 +18,6 @@ from utils.processes import ranks
 
 # The case, the status, and words of the error of ranks that could print none
 ENDS = """
-case | status | words
 ends | 0 |
 threads | 0 |  # of the launcher, which then starts programs
 fails | 3 |  # the rank has printed why
@@ -30,7 +29,10 @@ two signals | 138 | SIGUSR1  # at the same time
 unsaved | 1 |  # a rank cannot write its checkpoint
 ignores | 137 | SIGKILL  # killed after the time to save a checkpoint
 """
-CASES = [line.partition(" | ")[0] for line in ENDS.strip().splitlines()[1:]]
+CASES = {row[0]: row for row in cells_of(ENDS)}
+RUNS = [(True, *row) for row in CASES.values()]
+RUNS += [(False, *CASES[case]) for case in ("threads", "killed", "signal")]
+RUNS += [slow(False, *row) for row in CASES.values() if (False, *row) not in RUNS]
 
 
 @of_module
@@ -45,8 +47,7 @@ def ends_of_forks(tmp_path_factory):
 
 
 @mark.usefixtures("handlers_after_test")
-@mark.parametrize("are_forks", [True, False])
-@each_row(ENDS)
+@mark.parametrize("are_forks, case, status, words", RUNS)
 def test_the_end_of_a_launch(monkeypatch, tmp_path, capfd, request, are_forks, case, status, words):
     """Its status, and the one error of ranks that could print none."""
     if are_forks:

@@ -179,7 +179,7 @@ def test_features_of_another_decoder_are_not_reused(monkeypatch):
     assert len(digests) == 2
 
 
-def test_probes_of_all_folds_pass_each_image_once(tmp_path, monkeypatch):
+def test_probes_of_all_folds_pass_each_image_once(tmp_path, monkeypatch, few_penalties):
     """Test images, too; a fold alone has the same figures."""
     for split, number in (("train", 60), ("test", 20)):
         write_folder(tmp_path / "data" / split, [bmp(seed) for seed in range(number)])

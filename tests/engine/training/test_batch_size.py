@@ -49,10 +49,10 @@ def fits_16(monkeypatch):
 
 
 def test_a_run_equals_one_with_the_size_and_its_resume_keeps_it(tmp_path, fits_16):
-    flags = [*digits_flags(tmp_path / "auto"), *AUTO, "TRAIN.EPOCH_STEPS=4", "DATA.BATCH_SIZE_EVAL=auto"]
+    flags = [*digits_flags(tmp_path / "auto"), *AUTO, "TRAIN.EPOCH_STEPS=2", "DATA.BATCH_SIZE_EVAL=auto"]
     auto = train([*flags, "DATA.MEMORY_GB=0.018", "TRAIN.MAX_STEPS=3"])
     sizes = [AUTO[1], "DATA.BATCH_SIZE=16", "DATA.BATCH_SIZE_EVAL=16"]
-    fixed = [*digits_flags(tmp_path / "fixed"), *sizes, "TRAIN.EPOCH_STEPS=4"]
+    fixed = [*digits_flags(tmp_path / "fixed"), *sizes, "TRAIN.EPOCH_STEPS=2"]
     options = parse_value((auto / "config.yaml").read_text())
     assert (options["DATA"]["BATCH_SIZE"], options["TRAIN"]["ACCUM_ITER"]) == (16, 6)
     trials = len(fits_16)

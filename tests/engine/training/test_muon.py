@@ -4,7 +4,7 @@ import copy
 import io
 
 import torch
-from conftest import assert_same_state, cells_of, optimizer_of, seeded
+from conftest import assert_same_state, cells_of, optimizer_of, seeded, slow
 from pytest import fixture, mark
 from timm import create_model
 from timm.optim import create_optimizer_v2, muon
@@ -84,7 +84,7 @@ muon | {fallback_list: ["tall.0.*", "head.*"], fallback_lr_scale: 0.5} | 1
 """
 
 
-@mark.parametrize("name, options, threads", cells_of(RULES))
+@mark.parametrize("name, options, threads", [slow(*row) if row[-1] == "2" else row for row in cells_of(RULES)])
 def test_every_bit_is_that_of_timm(name, options, threads):
     kwargs = parse_value(options)
     ours = Shapes()
