@@ -8,7 +8,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -361,8 +361,9 @@ def _refuse_several_labels(rows: TableRows, data: Data) -> None:
             options = f"-dataset=csv -opts {several.options}"
             ways = [Way(f"{options} trains with several, or write one per image (1, not 1,0)", several)]
             if kept := _one_per_image(rows):
-                one = with_columns(data, {"label": kept})
-                ways.insert(0, Way(f"-dataset=csv -opts {one.options} trains with one per image", one))
+                left_out = list_names([name for name in rows.classes if name not in kept])
+                one = replace(with_columns(data, {"label": kept}), note=f", without the labels {left_out}")
+                ways.append(Way(f"-dataset=csv -opts {one.options} trains with one per image{one.note}", one))
             raise Question(f"{rows.file}:{line}: target {shorten(text)} has several labels; ", ways)
 
 

@@ -311,8 +311,9 @@ def _unclear_columns(
         hint = (
             "; if another table has the paths, give the folder of the images as -data_path: tables beside it are found"
         )
-    several = any("|" in cells.get(str(advice.get("label")), "") for _, cells in table)
-    answer = with_columns(data, advice, several)
+    answer = with_columns(data, advice)
+    if needs_labels and "NAME" not in advice.values():
+        answer = answer.tried() or answer
     found = f"the {kind} are {' or '.join(map(shorten, names)) or 'not clear'} in the columns {shorten(table.header)}"
     text = f"-opts {answer.options}{hint}"
     way = Way(text) if "NAME" in advice.values() else Way(text, answer)

@@ -243,18 +243,22 @@ def test_columns_of_zeros_and_ones(table, tmp_path):
     assert 0 < train.targets[:, 0].sum() < len(train)
 
 
-def test_columns_of_classes_among_others_of_zeros_and_ones_are_proposed_first(table):
+def test_columns_of_classes_among_others_of_zeros_and_ones_are_proposed_after_all_columns(table):
+    """An option that leaves columns out names them."""
     shapes = {name: [int(n % 3 == place) for n in range(30)] for place, name in enumerate(["wells", "platelet", "a"])}
     file = table(files=FILES, file=FILES, male=[0, 1] * 15, **shapes, old=[1, 1, 0] * 10)
     message = line_of(read, file)
-    one, several = typed(message, options(file))
+    assert "without the labels 'male', 'old'" in message
+    several, one = typed(message, options(file))
     (beside,) = typed(line_of(read, file.parent), options(file.parent, dataset="folder"))
-    assert beside.columns["label"] == one.columns["label"]
-    assert not beside.multi_label
+    assert beside.columns["label"] == ["male", *shapes, "old"]
+    assert beside.multi_label
     splits = read_samples(one, None, CPU, "train", "val", is_new=True)
     assert splits[0].class_names == [*shapes]
     assert classes_of(*splits) == {path: [*shapes][n % 3] for n, path in enumerate(FILES)}
     assert len(read_samples(several, None, CPU, "train", is_new=True)[0].class_names) == 5
+    (named,) = typed(line_of(read, table(files=FILES, who=range(30), **shapes, old=[1, 1, 0] * 10)), options(file))
+    assert named.multi_label
 
 
 @pytest.mark.parametrize("labels", ["5 1001 40000", "-1 1 2435099", "1.0 3.0 10.0", "010 001 002", "000 001 002"])
