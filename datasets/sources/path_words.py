@@ -18,14 +18,20 @@ SPLIT_WORDS = {
 MASK = r"(?:binary|seg\w*)?_?masks?\d*|seg|segm|segmentations?|annotations?|gt|ground_?truths?|overlays?|superpixels?"
 # In names of folders: seg_train, trainset, imgTrain, val2017; not contest, valley. 'none': images without labels.
 SPLIT_WORD = re.compile(
-    r"((?<![a-z])(?:train|val|dev|eval|test|pred|unlab|no_label)|(?-i:(?<=[a-z])(?:Train|Val|Test|Pred)))"
+    r"((?<![a-z])(?:train|trn|val|dev|eval|test|tst|h[eo]ld[-_ ]?out|pred|unlab|no_label)|"
+    r"(?-i:(?<=[a-z])(?:Train|Val|Test|Pred)))"
     r"(?:ing|id(?:ation)?|elopment|uation|ict(?:ions?|ed)?|ell?ed)?(?:val|set|data|images?|imgs?|split)?"
     r"(?-i:(?![a-z]|(?<=[A-Z])[A-Z]))",
     re.IGNORECASE,
 )
-_SPLIT_OF_WORD = {"dev": "val", "eval": "val", "pred": "none", "unlab": "none", "no_label": "none"}
+_SPLIT_OF_WORD = {
+    "trn": "train", "dev": "val", "eval": "val", "tst": "test", "hold": "test", "held": "test",
+    "pred": "none", "unlab": "none", "no_label": "none",
+}  # fmt: skip
 _NEUTRAL = re.compile(
-    r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|jpe?gs?|pngs?|tfrecords?|folder", re.IGNORECASE
+    r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|jpe?gs?|pngs?|tfrecords?|folder|"
+    r"hidden|private|public|final|blind|unseen|external|internal|official",
+    re.IGNORECASE,
 )
 
 
@@ -44,7 +50,7 @@ def word_in(name: str) -> str | None:
     if name.lower() in SPLIT_NAMES:
         return SPLIT_NAMES[name.lower()]
     match = SPLIT_WORD.search(name)
-    word = match[1].lower() if match else ""
+    word = re.sub("[-_ ]?out$", "", match[1].lower()) if match else ""
     return _SPLIT_OF_WORD.get(word, word) or None
 
 

@@ -322,7 +322,8 @@ def _candidates(root: Path, levels: Levels, trainings: Sequence[str], images: Se
     if len(names) > 1:
         names = [name for name in names if any_word_in(name) in ("", "train")]
     nested = [name for name in names if len(levels.inside[name]) > 1]
-    if len(nested) > 1 and not trainings:
+    outer = [name for name in names if "" not in levels.below[name]]
+    if len(outer) > 1 and not trainings:
         places = {os.path.splitext(path)[0].partition("/")[2] for path in images}
         if 4 * len(places) >= 3 * len(images):  # of other images
             return

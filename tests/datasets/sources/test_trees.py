@@ -26,6 +26,7 @@ unzipped | R/R/{train,val}/{a,b} R/__MACOSX/R/train/a | a b | 8 8 | 0
 flat test | train/{a,b} test | a b | 6 2 | 0
 files beside classes | train/{a,b} val/{a,b} train raw train/.cache | a b | 8 8 | 1
 STL-10 | {train,test}/{a,b} unlabeled | a b | 6 2 8 | 0
+holdout | {train,holdout}/{a,b} | a b | 6 2 8 | 0
 camel | {ImgTrain,ImgTest}/{a,b} | a b | 6 2 8 | 0
 classes beside splits | {a,b} {validation,Test}/{a,b} predictions | a b | 8 8 8 | 0
 classes of classes | colon/{aca,n} lung/{aca2,n2,scc} | colon lung | 18 2 | 0
@@ -88,14 +89,15 @@ variants in a folder | raw/{color,grayscale,segmented}/{apple,corn} | raw/color 
 folds | fold{1,2,3,4,5}/{a,b} |  | ALL reads 2 classes
 MURA | {train,valid}/XR_{WRIST,HAND}/patient0000{1,2,3}/study1_{negative,positive} |  | ALL reads 2 classes
 sites | site{A,B,C}/{a,b} color/{a,b} | color | ALL
-a site without a class | site_{a,b}/benign site_a/malignant | site_a | ALL
+a site without a class | site_{a,b}/benign site_a/malignant |  | ALL reads 2 classes
 three varieties | rose/{red,white} tulip/{red,yellow} lily/{white,pink} | lily | ALL
 most images | Dataset/{0,1,2,3,4,5,6,7,8,9} Examples | Dataset | ALL
 flowers | {daisy,rose} flowers/{daisy,rose} | flowers | ALL
 GTSRB | Train/{0,1,2,3} Test Meta {Train,Test,Meta}.csv! | Train | ALL
 Flowers-102 | jpg {imagelabels,setid}.mat! |  | torchvision/NAME
 two trainings | {images_train,masks_train,images_test}/{a,b} | images_train masks_train |
-holdout | {train,holdout}/{a,b} | train | rename them to t
+a bare holdout | {a,b} hold-out |  | ALL
+a hidden test | {a,b} hidden_test |  | ALL
 short words of splits | {tr,te}/{a,b} | tr | rename them to t
 noisy | {train_clean,train_noisy,test}/{a,b} | train_clean train_noisy |
 a train of two kinds | bus car train/{steam,electric} | train | ALL
