@@ -99,20 +99,6 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-MAX_COLUMNS = 120
-
-
-def wrap_parts(parts: Iterable[str]) -> list[str]:
-    """Joins the parts with ', ' to lines of at most 120 columns; a longer part has its own line."""
-    lines: list[str] = []
-    for part in parts:
-        if lines and len(lines[-1]) + len(f", {part}") <= MAX_COLUMNS:
-            lines[-1] += f", {part}"
-        else:
-            lines.append(f"{'  ' if lines else ''}{part}")
-    return lines
-
-
 def format_bytes(number: float) -> str:
     """At least two digits: '0.0042 GB', '3.2 GB', '124 GB'."""
     size = number / 1e9

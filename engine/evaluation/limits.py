@@ -65,7 +65,7 @@ def wilson(shares: Any, n: Any) -> tuple[Any, Any]:
     inside in at least 92.5% of the samples."""
     middle = (shares + Z**2 / (2 * n)) / (1 + Z**2 / n)
     width = Z * np.sqrt(shares * (1 - shares) / n + Z**2 / (4 * n**2)) / (1 + Z**2 / n)
-    low = np.minimum(middle - width, _least(shares * n) / n)
+    low = np.maximum(np.minimum(middle - width, _least(shares * n) / n), 0)  # rounded, the one of no hit is below
     high = np.maximum(middle + width, 1 - _least((1 - shares) * n) / n)
     return low, high
 

@@ -22,7 +22,6 @@ from utils.distributed import ProcessContext
 from utils.errors import escape_control_characters, on_one_line, shortened
 from utils.files import own_file, unshared
 from utils.notes import RANK_LOG, RUN_LOG, Note
-from utils.tables import MAX_COLUMNS
 
 # Levels of the notes for the screen, and of warnings that come first; what is only for the files has DEBUG.
 _NOTE = logging.INFO + 5
@@ -33,6 +32,7 @@ _MAX_WARNINGS = 3
 # that are shown
 _MIN_PATH_CHARS = 30
 _MIN_PROBLEM_CHARS = 40
+_MAX_COLUMNS = 120
 _TABLE = "is_table"  # an attribute of log records
 _MARK = "----- "  # of lines in the files that are no steps
 _OPTION = re.compile(r"\s-[a-z_]+[ =]")  # to type
@@ -103,7 +103,7 @@ def _fitted(line: str, end: str = "") -> str:
     The advice, which follows the last semicolon, is shown in place of words before it. A line with an option to type
     keeps all words.
     """
-    width = min(shutil.get_terminal_size().columns, MAX_COLUMNS) if sys.stdout.isatty() else MAX_COLUMNS
+    width = min(shutil.get_terminal_size().columns, _MAX_COLUMNS) if sys.stdout.isatty() else _MAX_COLUMNS
     width -= len(end)
     if _OPTION.search(line):
         return line + end
@@ -170,7 +170,7 @@ class RunLogger:
         """Logs a line, and prints it at once, cut to the width of the screen."""
         self.log(f"{_MARK}{message}")
         if self._console:
-            line = textwrap.shorten(_fitted(on_one_line(message)), MAX_COLUMNS, placeholder=" ...")
+            line = textwrap.shorten(_fitted(on_one_line(message)), _MAX_COLUMNS, placeholder=" ...")
             self._console.show(line, is_cut=False)
 
     def begin(self, *lines: str) -> None:

@@ -24,14 +24,14 @@ from utils.errors import UserError
 from utils.files import make_own_folder, without_none
 from utils.metric_table import METRICS
 from utils.notes import texts_of
-from utils.tables import format_duration, three_digits, wrap_parts
+from utils.tables import format_duration, three_digits
 
 _MIN_DATA_WAIT_SHARE = 0.05
 _MIN_LAUNCH_BOUND_SHARE = 0.5
 _GRAD_NORM_SPIKE = 2.0  # times the mean of the epoch
 
 
-def step_lines(
+def step_line(
     progress: EpochProgress,
     num_epochs: int,
     latest: Metrics,
@@ -39,11 +39,11 @@ def step_lines(
     figures: Mapping[str, float | None],
     seconds_left: float | None,
     shows_scale: bool,
-) -> list[str]:
+) -> str:
     """PaddleViT's line, continued with images/s, memory and the time left; '-' means that all steps were skipped.
 
     latest: the metrics since the previous line; average: since the start of the epoch. figures: as in the rows. Other
-    values appear if they are unusual. Values that do not fit into 120 columns form a second line.
+    values appear if they are unusual.
     """
 
     known = {name: value or 0.0 for name, value in figures.items()}
@@ -70,7 +70,7 @@ def step_lines(
         (shows_scale, f"loss scale {known['loss_scale']:g}"),
         (latest.skipped_samples > 0, f"skipped steps {known['skipped_steps']:g}"),
     )
-    return wrap_parts([*parts, *unusual])
+    return ", ".join([*parts, *unusual])
 
 
 def format_speed(images_per_second: float) -> str:
@@ -280,10 +280,10 @@ class Reporter(Observer):
         scale = figures["loss_scale"]
         left = self.seconds_left(progress)
         shows_scale = scale != self._scale and (self.scaler.dynamic or scale != 1)
-        for line in step_lines(progress, self.horizon.num_epochs, latest, to_metrics(sums), figures, left, shows_scale):
-            self.logger.info(line)
-            if self.context.world_size > 1:
-                self.logger.rank(line)
+        line = step_line(progress, self.horizon.num_epochs, latest, to_metrics(sums), figures, left, shows_scale)
+        self.logger.info(line)
+        if self.context.world_size > 1:
+            self.logger.rank(line)
         if latest.samples and self._bar is not None:
             self._bar.set_postfix_str(f"loss {latest.loss:.4f}", refresh=False)
         self._send({f"train/{name}": value for name, value in figures.items()}, progress.step)
