@@ -16,6 +16,7 @@ from pydantic import BaseModel, FiniteFloat, NonNegativeInt
 from torch import Tensor
 
 from configs.batch_plan import EpochLayout
+from configs.load import RUN_OPTIONS
 from configs.weights import PADDLE, read_entries
 from configs.yaml_io import format_value, parse_value
 from datasets.sources.listing import name_like
@@ -40,8 +41,9 @@ from models.weights.read import with_tensors
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, find_on_main
 from utils.errors import REFUSED, Unavailable, UserError, error_from
 from utils.file_formats.pickles import read_pickle, verify_archive
-from utils.files import atomic_save, tensor_bytes
+from utils.files import atomic_save, read_json, tensor_bytes
 from utils.metric_table import METRICS
+from utils.notes import STATUS
 from utils.system import available_bytes
 from utils.torch_compat import tree_map_only
 
@@ -198,6 +200,9 @@ def _raise_not_found(resume: str, refused: Sequence[UserError]) -> None:
     named = _with_extension(Path(resume))
     problem = "no checkpoint found" if named.exists() else "no such file or folder"
     fix = name_like(named) or "; give a .pth file, the folder of a run, or auto"
+    if read_json(named / STATUS).get("state", "finished") != "finished":
+        problem = "the run was ended before its first checkpoint, or has not reached it"
+        fix = f"; to start it again, give -cfg={shlex.quote(str(named / RUN_OPTIONS))} in place of -resume"
     if runs := runs_newest_first(named):
         problem = "is a folder of runs"
         fix = f"; give one of them, such as {shlex.quote(str(runs[0]))}"

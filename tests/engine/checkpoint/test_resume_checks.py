@@ -78,6 +78,16 @@ def test_another_tuning_is_advised_with_the_weights_of_the_run(stopped, tmp_path
     assert f"{stopped / 'last.pth'}" in log_of(train([*typed, f"-output={tmp_path / 'new'}"]))
 
 
+def test_a_run_without_a_checkpoint_is_started_again_as_advised(stopped, tmp_path):
+    """A signal has killed it in its first epoch."""
+    for path in stopped.glob("*.pth"):
+        path.unlink()
+    (stopped / STATUS).write_text('{"state": "running"}')
+    message = line_of(train, [f"-resume={stopped}"])
+    (advised,) = re.findall("ended before its first checkpoint.* (-cfg=.*) in place of -resume$", message)
+    assert step_rows(train([*shlex.split(advised), f"-output={tmp_path / 'a b'}"])) == step_rows(stopped)
+
+
 @mark.parametrize("words", ["-batch_size=24", "-batch_size=32", "-batch_size=20", "-batch_size=16 -accum_iter=5"])
 def test_a_global_batch_that_is_advised_fits_the_batch_size(words, stopped):
     """Two fit the 192 samples that are used, and two do not."""
