@@ -55,7 +55,7 @@ from datasets.transforms.host import resize
 from scripts.flags import add_flag, script_parser, split_flags
 from utils.distributed import single_process
 from utils.errors import UserError, error_from, escape_control_characters
-from utils.files import atomic_write, open_atomically, open_regular_file, write_fix
+from utils.files import atomic_write, file_fix, open_atomically, open_regular_file
 from utils.processes.entry import run_script
 from utils.seeding import seeded_generator
 from utils.system import own_share
@@ -123,7 +123,7 @@ def main(argv: list[str]) -> int:
         if not isinstance(error, OSError):
             raise
         raise error_from(
-            error, f"{output}: cannot be written ({error.strerror}); {write_fix(error)} and start again"
+            error, f"{output}: cannot be written ({error.strerror}); {file_fix(error)} and start again"
         ) from error
     counts = {name: sum(map(len, shards)) for name, shards in written.items()}
     num_bad = sum(map(len, splits.values())) - sum(counts.values())

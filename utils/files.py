@@ -154,18 +154,24 @@ def own_file(path: str, flags: int) -> int:
     return descriptor
 
 
-_WRITE_FIXES = {
+_ACCESS = "make it and its folder readable and writable"
+_FIXES = {
+    errno.ENOSPC: "free space",
+    errno.EDQUOT: "free space",
     errno.EFBIG: "raise the limit on the size of a file (ulimit -f unlimited)",
-    errno.ENOENT: "its folder was moved or deleted: move it back",
-    errno.EACCES: "make its folder writable",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENOENT: "it or its folder is missing: check the path, or move it back",
+    errno.ENOTDIR: "a part of the path is a file: check the path",
+    errno.EACCES: _ACCESS,
+    errno.EPERM: _ACCESS,
     errno.EROFS: "make its file system writable",
 }
 
 
-def write_fix(problem: object) -> str:
-    """The remedy for a file that cannot be written, by the error or its text."""
-    fixes = (fix for number, fix in _WRITE_FIXES.items() if os.strerror(number) in str(problem))
-    return next(fixes, "free space")
+def file_fix(problem: object) -> str:
+    """The remedy for a file that cannot be read or written, by the error or its text."""
+    fixes = (fix for number, fix in _FIXES.items() if os.strerror(number) in str(problem))
+    return next(fixes, "check its disk")
 
 
 def make_own_folder(path: Path, parents: bool = True) -> None:
@@ -276,7 +282,7 @@ def atomic_save(path: Path, content: Any, previous: Path | None = None) -> None:
         fsync_path(path.parent)
     except OSError as error:
         raise error_from(
-            error, f"{path}: cannot be saved: {error.strerror}; {write_fix(error)} and start again"
+            error, f"{path}: cannot be saved: {error.strerror}; {file_fix(error)} and start again"
         ) from None
 
 

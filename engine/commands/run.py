@@ -15,6 +15,7 @@ from utils import notes
 from utils.device import find_shortage, keep_freed_memory, op_without_deterministic_algorithm
 from utils.distributed import ProcessContext
 from utils.errors import Unavailable, UserError, error_from
+from utils.files import file_fix
 from utils.signals import kill_children
 
 # By command: the module here, imported when the command runs, and its function.
@@ -87,4 +88,5 @@ def _explain(error: Exception, config: Config) -> UserError | None:
         return UserError(f"DETERMINISTIC: {op} has no deterministic algorithm here; set it to false")
     if not isinstance(error, OSError):
         return None
-    return error_from(error, f"{os.fsdecode(error.filename or 'the system')}: {error.strerror or error}")
+    name = os.fsdecode(error.filename or "the system")
+    return error_from(error, f"{name}: {error.strerror or error}; {file_fix(error)}")

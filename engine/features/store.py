@@ -38,7 +38,7 @@ from engine.run.log import RunLogger
 from models.blocks import FeatureModel
 from utils.distributed import broadcast_object, call_on_main, find_on_main
 from utils.errors import Unavailable, UserError, error_from
-from utils.files import atomic_write, open_atomically, own_file, write_fix
+from utils.files import atomic_write, file_fix, open_atomically, own_file
 from utils.notes import RUN_LOG
 from utils.tables import safe_cell
 
@@ -176,7 +176,7 @@ class Extraction:
                 own.mkdir(exist_ok=True)
         except OSError as error:
             problem = f"{own}: cannot be written ({error.strerror or error})"
-            raise error_from(error, f"{problem}; {write_fix(error)}, or give another folder with -output") from error
+            raise error_from(error, f"{problem}; {file_fix(error)}, or give another folder with -output") from error
         return _Stored(keys, parts, missing, own / "features.npy")
 
 
@@ -191,7 +191,7 @@ def _new_array(temporary: Path, shape: tuple[int, int], path: Path) -> np.memmap
         raise error_from(
             error,
             f"{path}: {error.strerror}: {values.nbytes / 1e6:,.1f} MB of features; "
-            f"{write_fix(error)}, or choose another folder with -output",
+            f"{file_fix(error)}, or choose another folder with -output",
         ) from None
     return values
 

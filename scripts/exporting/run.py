@@ -32,7 +32,7 @@ from scripts.weights.trained_model import Forward, TrainedModel, locate_weights,
 from utils.distributed import single_process
 from utils.errors import UserError, error_from, first_line, print_escaped
 from utils.file_formats.pickles import checked_archive_bytes
-from utils.files import fsync_path, write_fix
+from utils.files import file_fix, fsync_path
 
 TOLERANCE = 1e-3  # of logits in fp32, absolute
 HALF_TOLERANCE = 1e-2  # of onnx_float16, absolute and of the largest logit
@@ -204,7 +204,7 @@ def export(model: nn.Module, trained: TrainedModel, reference: Reference | None,
         except (RuntimeError, SafetensorError) as error:  # torch and safetensors raise them for a full disk, too
             reason = first_line(error)
             raise error_from(
-                error, f"{target}: cannot be written ({reason}); {write_fix(reason)}, or use another format"
+                error, f"{target}: cannot be written ({reason}); {file_fix(reason)}, or use another format"
             ) from error
         model.to("meta")  # frees the weights before the export is read
         if not reference:
@@ -240,7 +240,7 @@ def replaced(target: Path) -> Iterator[Path]:
     except OSError as error:
         raise error_from(
             error,
-            f"{target}: cannot be written ({error.strerror or error}); {write_fix(error)}, or choose another path",
+            f"{target}: cannot be written ({error.strerror or error}); {file_fix(error)}, or choose another path",
         ) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)

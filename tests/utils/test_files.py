@@ -66,9 +66,13 @@ def test_a_file_with_a_flipped_bit_is_refused_or_has_the_same_content_and_a_trun
 FIXES = """
 name | fix
 ENOSPC | free space
+EDQUOT | free space
 EFBIG | ulimit -f unlimited
-ENOENT | moved or deleted: move it back
-EACCES | folder writable
+ENOENT | check the path, or move it back
+ENOTDIR | part of the path is a file
+EACCES | readable and writable
+EPERM | readable and writable
+EIO | check its disk
 EROFS | file system writable
 """
 

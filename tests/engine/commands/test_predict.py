@@ -148,6 +148,8 @@ def test_if_no_image_is_readable_the_file_is_written_and_the_run_fails(trained, 
         predict(tmp_path / "out", str(tmp_path / "a.jpg"), f"-pretrained={trained / 'best.pth'}")
     (row,) = read_csv_rows(tmp_path / "out" / "predictions.csv")
     assert row["error"].startswith("is not an image of a supported format")
+    with refused("^/proc/none: No such file or directory; it or its folder is missing: check the path"):
+        predict(Path("/proc/none"), str(tmp_path / "a.jpg"), f"-pretrained={trained / 'best.pth'}")
 
 
 def test_a_prediction_that_is_interrupted_starts_again(images, trained, tmp_path, monkeypatch):
