@@ -45,6 +45,7 @@ _MAX_SCANS = 100  # of the largest image; a kilobyte of a progressive JPEG can c
 PPM_KINDS = {1: b"5", 3: b"6"}  # by the number of channels
 _PLAIN_PPM = re.compile(rb"P([56])\n(\d{1,5}) (\d{1,5})\n255\n")
 _PPM_COMMENT = re.compile(rb"#[^\r\n]*")
+_WEB_PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*(<html|<!DOCTYPE html)", re.IGNORECASE)
 _WHITE_IS_ZERO = 0  # PhotometricInterpretation of TIFF
 # Pillow keeps the high byte of colors of 16 bits; these unpackers read the low one.
 _GREY_ALPHA = "LA;16B"
@@ -201,6 +202,9 @@ def open_with_pillow(data: bytes, name: Name) -> ImageFile:
     kind = kind_of(data[:HEAD_BYTES])
     if kind and (fix := missing_decoder(kind)):
         raise BadImage(name(), f"is {kind}, for which no decoder is installed", fix)
+    if page := _WEB_PAGE.match(data):
+        start = page[2].decode()
+        raise BadImage(name(), f"is a web page, of a failed download (it begins with {start})", "download it again")
     formats = pillow_formats(kind)
     if kind == "JPEG" and (problem := unread_property(data)):
         raise BadImage(name(), problem, "save it as PNG")

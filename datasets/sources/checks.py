@@ -381,9 +381,11 @@ def _file_sizes(samples: ImageFiles) -> np.ndarray:
             except OSError:
                 sizes[index] = 0
 
-    with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        pool.map(find, range(0, len(samples), _CHUNK))
-    os.close(root)
+    try:
+        with ThreadPoolExecutor(_NUM_THREADS) as pool:
+            pool.map(find, range(0, len(samples), _CHUNK))
+    finally:
+        os.close(root)
     return sizes
 
 

@@ -56,7 +56,7 @@ def argv_for(image_folder: Path, output: Path, *options: str) -> list[str]:
 def assert_lists_each_once(folder: Path):
     listed = read_csv_rows(folder / "bad_images_0.csv")
     assert sorted(Path(row["path"]).name for row in listed) == ["11.png", "3.png", "30.png", "4.png"]
-    assert all(re.search("is empty|is not an image of|cannot be decoded", row["reason"]) for row in listed)
+    assert all(re.search("is (empty|a web page|not an image of)|cannot be decoded", row["reason"]) for row in listed)
 
 
 def test_its_position_is_padding_and_the_other_images_are_unchanged(image_folder, tmp_path, cpu):

@@ -228,13 +228,17 @@ def with_frame(start: bytes, of_frame: bytes = b"\xff\xc0\0\x11\x08") -> bytes:
     return data.replace(of_frame, start)
 
 
-@pytest.mark.parametrize("start, text", [
-    (b"\xff\xc1\0\x11\x0c", "is a JPEG of 12 bits per channel"), (b"\xff\xc3\0\x11\x10", "JPEG of 16 bits"),
-    (b"\xff\xf7\0\x11\x08", "is JPEG-LS"),
-])  # fmt: skip
-def test_a_jpeg_that_no_decoder_reads_has_its_property(start, text):
-    assert text in line_of(decode_image, with_frame(start), 3, "x.jpg")
-    assert "is not an image" not in line_of(decode_image, with_frame(start), 3, "x.jpg")
+@pytest.mark.parametrize("data, text", [
+    (with_frame(b"\xff\xc1\0\x11\x0c"), "is a JPEG of 12 bits per channel"),
+    (with_frame(b"\xff\xc3\0\x11\x10"), "JPEG of 16 bits"),
+    (with_frame(b"\xff\xf7\0\x11\x08"), "is JPEG-LS"),
+    (b"\n<!doctype HTML><p>404", "begins with <!doctype HTML"),
+    (b"\xef\xbb\xbf<html lang=en>", "begins with <html"),
+], ids=["12 bits", "16 bits", "lossless", "page", "html"])  # fmt: skip
+def test_a_file_that_no_decoder_reads_has_its_kind(data, text):
+    message = line_of(decode_image, data, 3, "x.jpg")
+    assert text in message
+    assert "is not an image" not in message
 
 
 @pytest.mark.parametrize("kind", REFUSED)

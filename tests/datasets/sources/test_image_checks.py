@@ -4,6 +4,7 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -188,6 +189,11 @@ def test_of_many_files_all_of_some_sizes_are_checked(tmp_path, cpu, monkeypatch)
     for name in ("train/a/0.bmp", "val/a/1.bmp"):
         (tmp_path / name).write_bytes(encode("BMP"))
     assert told(check_images(splits, options(tmp_path), cpu), "32 of 120", "log")
+    opened = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(checks, "ThreadPoolExecutor", Mock(side_effect=RuntimeError("can't start new thread")))
+    with pytest.raises(RuntimeError):
+        check_images(splits, options(tmp_path), cpu)
+    assert len(os.listdir("/proc/self/fd")) <= len(opened)
 
 
 def test_copies_in_two_splits_are_counted_or_the_rest_is_said(tmp_path, monkeypatch):
