@@ -30,7 +30,7 @@ _SPLIT_OF_WORD = {
 }  # fmt: skip
 _NEUTRAL = re.compile(
     r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|jpe?gs?|pngs?|tfrecords?|folder|"
-    r"hidden|private|public|final|blind|unseen|external|internal|official",
+    r"seg|hidden|private|public|final|blind|unseen|external|internal|official",
     re.IGNORECASE,
 )
 
