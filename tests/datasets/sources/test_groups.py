@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import CPU, each_row, line_of, refused, told
-from source_helpers import groups_apart, options, read_splits, tree, typed, write_table
+from source_helpers import expand, groups_apart, options, read_splits, rows_of, tree, typed, write_table
 
 from datasets.reading import read_data
 from datasets.sources.groups import suggest_groups
@@ -107,7 +107,7 @@ def test_the_expression_of_a_warning_works_when_typed(kind, tmp_path):
     paths = in_classes(files_of("P10{c:02}_{few}"))
     tree(tmp_path, *paths)
     if kind == "csv":
-        write_table(tmp_path / "train.csv", [f"{path},{path[0]}" for path in paths])
+        write_table(tmp_path / "train.csv", rows_of("{path},{folder}", paths))
     given = options(tmp_path, dataset=kind)
     (note,) = told(read_splits(given)[0].notes, "DATA.GROUPS")
     train, val = read_splits(typed(note, given)[0])
@@ -116,9 +116,9 @@ def test_the_expression_of_a_warning_works_when_typed(kind, tmp_path):
 
 
 def test_columns_of_groups_are_proposed_and_a_wrong_name_leads_to_the_right_one(tmp_path):
-    tree(tmp_path, "{a,b}")
-    rows = [f"{label}/{n}.jpg,{label},ST{n},i{n % 3}{label}" for label in "ab" for n in range(4)]
-    write_table(tmp_path / "train.csv", rows, "image_path,target,station,individual")
+    images = expand("{a,b}/{0..3}.jpg")
+    rows = rows_of("{path},{folder},ST{number},i{individual}{folder}", images, individual="0120")
+    write_table(tree(tmp_path, *images) / "train.csv", rows, "image_path,target,station,individual")
     for wrong in ("stations", "place"):
         with refused(r"train\.csv.*\bstation\b"):
             read_splits(options(tmp_path, dataset="csv", groups=wrong))
@@ -129,9 +129,8 @@ def test_columns_of_groups_are_proposed_and_a_wrong_name_leads_to_the_right_one(
 @pytest.mark.parametrize("name", ["Patient (ID)", "Patient ("])
 def test_a_column_with_parentheses_is_a_column(name, tmp_path):
     paths = in_classes(files_of("P1{c:03}_{s}"))
-    tree(tmp_path, *paths)
-    rows = [f"{path},{path[0]},{place % 7}" for place, path in enumerate(paths)]
-    write_table(tmp_path / "train.csv", rows, f"image_path,target,{name}")
+    rows = rows_of("{path},{folder},{of_seven}", paths, of_seven="0123456")
+    write_table(tree(tmp_path, *paths) / "train.csv", rows, f"image_path,target,{name}")
     train, val = read_splits(options(tmp_path, dataset="csv", groups=name))
     assert sum(groups_apart(train, val)) == 7
     for wrong in ("(p", r"\(p"):
@@ -148,7 +147,7 @@ def test_groups_of_several_classes_are_told_and_an_expression_is_shown_with_a_pa
     assert re.search(r" '[P\d]+X?/0\.jpg'$", message)
 
 
-GROUPED = [f"DSC{image:03}.jpg" for image in range(120)]
+GROUPED = expand("DSC{000..119}.jpg")
 COLUMNS = """
 header | row | columns
 camera | cam{site} | camera
@@ -159,7 +158,7 @@ patient_id | {site} | patient_id
 batch | {site} | batch
 seq_number | {site} |   # of an image in its sequence
 site | {label}{label} |   # of a class
-plot | {image} |   # one image each
+plot | {n} |   # one image each
 camera | {few} |   # make
 specimen | {gaps} |   # images without
 weather | {site} |
@@ -169,13 +168,11 @@ weather | {site} |
 @each_row(COLUMNS)
 def test_columns_are_groups_by_names_and_values(header, row, columns, tmp_path):
     """Each class has several of the values, which recur; each advice keeps their images together."""
-    tree(tmp_path, *GROUPED)
-    rows = []
-    for image, path in enumerate(GROUPED):
-        label = "abcdef"[image % 6]
-        values = {"site": image // 10, "sequence": image // 3, "few": image % 4, "gaps": image // 10 or ""}
-        rows.append(f"{path},{label},{row.format(image=image, label=label, **values)}")
-    write_table(tmp_path / "train.csv", rows, f"image_path,target,{header}")
+    images = range(120)
+    words = {"site": [n // 10 for n in images], "sequence": [n // 3 for n in images], "few": "0123"}
+    words |= {"gaps": [n // 10 or "" for n in images], "label": "abcdef"}
+    rows = rows_of(f"{{path}},{{label}},{row}", GROUPED, **words)
+    write_table(tree(tmp_path, *GROUPED) / "train.csv", rows, f"image_path,target,{header}")
     given = options(tmp_path, dataset="csv")
     notes = told(read_splits(given)[0].notes, "-opts", "warning")  # which always have a line of the screen
     advised = [one for note in notes for one in typed(note, given)]
@@ -204,15 +201,15 @@ def test_shards_have_groups_of_all_images_or_none(tmp_path):
 
 def test_groups_of_class_folders_are_a_column_of_the_table_beside_them(tmp_path):
     """The option is suggested. The table that names most images counts; others may be of any encoding."""
-    paths = [f"{label}/{number}.jpg" for label in "ab" for number in range(12)]
+    paths = expand("{a,b}/{0..11}.jpg")
     root = tree(tmp_path, *paths)
-    write_table(root / "b.csv", [f"{path},P{path[2:-4]}" for path in paths], "file,patient")
+    write_table(root / "b.csv", rows_of("{path},P{stem}", paths), "file,patient")
     given = options(root, class_folders=True)
     (note,) = told(read_splits(given)[0].notes, "DATA.GROUPS", "warning")
     assert "DATA.GROUPS=patient (12 values, 2 images a value)" in note
     write_table(root / "a.csv", ["a/0.jpg,P0"], "file,patient")
     (root / "notes.csv").write_bytes("straße".encode("latin-1"))
-    (root / "lists.csv").write_text("path,group\n" + "".join(f"{path},{path[2:-4]}\n" for path in paths))
+    write_table(root / "lists.csv", rows_of("{path},{stem}", paths), "path,group")
     for groups in ("patient", r"(\d+)", "lists.csv"):
         splits = read_splits(given.changed(groups=groups))
         assert sum(groups_apart(*splits)) == 12

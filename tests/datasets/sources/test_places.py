@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from conftest import each_row, line_of, told
-from source_helpers import names_of, options, read_splits, tree, typed, write_table
+from source_helpers import expand, names_of, options, read_splits, rows_of, tree, typed, write_table
 from test_tables import read
 
 from datasets.reading import unlabelled
@@ -12,8 +12,7 @@ from datasets.sources.split import RunSplit, hash_paths
 from datasets.sources.tables.files import open_table
 from datasets.sources.tables.search import with_folder
 
-NUMBERS = range(12)
-IMAGES = [f"{split}/{n}.png" for split in ("train", "test") for n in NUMBERS]
+IMAGES = expand("{train,test}/{0..11}.png")
 # How a table writes the path of `folder`/`name`, where the images are in R, DATA.COLUMNS
 WRITTEN = r"""
 path | place | columns
@@ -41,17 +40,14 @@ C:\x\{folder}\{name} | data/ |
 @each_row(WRITTEN)
 def test_the_rows_of_test_are_test_images_however_their_paths_are_written(path, place, columns, tmp_path):
     inner = "a/" if columns else ""
-    images = [f"{place}{image.replace('/', '/' + inner)}" for image in IMAGES]
+    images = rows_of(f"{place}{{folder}}/{inner}{{name}}", IMAGES)
     root = tree(tmp_path / "R", *images)
-    rows = []
-    for number, image in enumerate(IMAGES):
-        folder, name = image.split("/")
-        rows.append(f"{path.format(folder=folder, name=name, number=name[:-4])},{'xy'[number % 2]}")
+    rows = rows_of(f"{path},{{label}}", IMAGES, label="xy")
     write_table(root / "labels.csv", rows, "path,file,label" if columns else "path,label")
     given = options(root / "labels.csv", columns={"path": "path/file"} if columns else None)
     train, val, test = read_splits(given)
-    assert {*names_of(train), *names_of(val)} == {f"train/{inner}{n}.png" for n in NUMBERS}
-    assert names_of(test) == [f"test/{inner}{n}.png" for n in NUMBERS]
+    assert {*names_of(train), *names_of(val)} == {*expand(f"train/{inner}{{0..11}}.png")}
+    assert names_of(test) == expand(f"test/{inner}{{0..11}}.png")
     files = {f"{root}/{one}" for one in images}
     assert {one.name(n) for one in (train, val, test) for n in range(len(one))} == files
     predicted = unlabelled(given.data_path, given)
@@ -60,22 +56,22 @@ def test_the_rows_of_test_are_test_images_however_their_paths_are_written(path, 
 
 @pytest.mark.parametrize("inner", ["", "a/"])
 def test_the_rows_of_test_are_test_images_also_of_a_table_in_the_folder_of_train(inner, tmp_path):
-    images = [f"{split}/{inner}{n}.png" for split in ("train", "test") for n in NUMBERS]
-    write_table(tree(tmp_path, *images) / "train/labels.csv", [f"{one},{'xy'[len(one) % 2]}" for one in images])
+    images = expand(f"{{train,test}}/{inner}{{0..11}}.png")
+    write_table(tree(tmp_path, *images) / "train/labels.csv", rows_of("{path},{label}", images, label="xy"))
     *_, test = read_splits(options(tmp_path / "train/labels.csv"))
-    assert {test.name(n) for n in range(len(test))} == {f"{tmp_path}/test/{inner}{n}.png" for n in NUMBERS}
+    assert {test.name(n) for n in range(len(test))} == {f"{tmp_path}/{image}" for image in images[12:]}
 
 
-@pytest.mark.parametrize("named", [["p1", "p2", "p3"], ["p2"]])
+@pytest.mark.parametrize("named", ["p{1,2,3}", "p2"])
 def test_the_name_of_an_image_of_another_folder_is_no_evidence(named, tmp_path):
     """000.jpg of patient 1 is no image of patients 2 and 3."""
-    tree(tmp_path, *(f"images/batch/p1/{n:03}.jpg" for n in NUMBERS), "images/other/x.jpg")
-    rows = [f"{patient}/{n:03}.jpg,{'xy'[n % 2]}" for patient in named for n in NUMBERS]
+    tree(tmp_path, "images/batch/p1/{000..011}.jpg", "images/other/x.jpg")
+    rows = rows_of("{path},{label}", expand(f"{named}/{{000..011}}.jpg"), label="xy")
     write_table(tmp_path / "labels.csv", rows, "path,label")
-    splits = read_splits(options(tmp_path / "labels.csv")) if named == ["p2"] else ()
-    if named != ["p2"]:
+    if named != "p2":
         assert "none" in line_of(lambda: read(tmp_path / "labels.csv", checked=True))
-    for samples in splits:  # only one path of the table has the name
+        return
+    for samples in read_splits(options(tmp_path / "labels.csv")):  # only one path of the table has the name
         assert all(samples.name(n).endswith(f"p1/{name[-7:]}") for n, name in enumerate(names_of(samples)))
 
 
@@ -91,7 +87,7 @@ def test_a_run_holds_out_the_same_images_wherever_they_are_moved(trained, layout
     for place in (trained, layout):
         root = tmp_path / f"of {place}"
         images = [f"{LAYOUTS[place][n % 2]}{n:03}.png" for n in range(40)]
-        write_table(tree(root, *images) / "train.csv", [f"{n:03},{'xy'[n % 2]}" for n in range(40)], "id,label")
+        write_table(tree(root, *images) / "train.csv", rows_of("{stem},{label}", images, label="xy"), "id,label")
         train, val = read(root / "train.csv", known=known, is_new=known is None)
         held_out.append(names_of(val))
         known = RunSplit(0, 0.1, tuple(sorted(names_of(val))), np.sort(hash_paths(train.paths)))
@@ -102,19 +98,19 @@ def test_a_run_holds_out_the_same_images_wherever_they_are_moved(trained, layout
 # The images that runs of earlier versions held out, by the rule that found the folder, of tables of 12 images
 BEFORE = r"""
 rule | images | path | held_out
-below the table | images/{n}.png | images\{n}.png | images/3.png images/6.png
-below the table, all | {s}/{n}.png | {s}\{n}.png | test/0.png train/7.png
-its parent | {n}.png | R/{n}.png | R/8.png R/9.png
-its parent, all | {s}/{n}.png | R/{s}/{n}.png | R/test/9.png R/train/6.png
-by name | images/{n}.png | /mnt/set/{n}.png | images/3.png images/6.png
-by name in two folders | p{m}/{n}.png | x/{n}.png | p1/8.png p2/11.png
-in a folder | images/{n}.png | {n}.png | 0.png 3.png
+below the table | images/{number}.png | images\{number}.png | images/3.png images/6.png
+below the table, all | {folder}/{number}.png | {folder}\{number}.png | test/0.png train/7.png
+its parent | {number}.png | R/{number}.png | R/8.png R/9.png
+its parent, all | {folder}/{number}.png | R/{folder}/{number}.png | R/test/9.png R/train/6.png
+by name | images/{number}.png | /mnt/set/{number}.png | images/3.png images/6.png
+by name in two folders | p{one_or_two}/{number}.png | x/{number}.png | p1/8.png p2/11.png
+in a folder | images/{number}.png | {number}.png | 0.png 3.png
 """
 
 
 def test_a_run_of_before_keeps_its_images_of_a_table_in_the_folder_of_train(tmp_path):
     """Of its names train/0.png and test/0.png, the present ones are 0.png and test/0.png."""
-    write_table(tree(tmp_path, *IMAGES) / "train/labels.csv", [f"{one},{'xy'[n % 2]}" for n, one in enumerate(IMAGES)])
+    write_table(tree(tmp_path, *IMAGES) / "train/labels.csv", rows_of("{path},{label}", IMAGES, label="xy"))
     held_out = ("test/0.png", "train/3.png")
     trained = StringPacker(one for one in IMAGES if one not in held_out).strings()
     known = RunSplit(0, 0.1, held_out, np.sort(hash_paths(trained)))
@@ -125,12 +121,10 @@ def test_a_run_of_before_keeps_its_images_of_a_table_in_the_folder_of_train(tmp_
 
 @each_row(BEFORE)
 def test_runs_of_before_keep_their_held_out_images(rule, images, path, held_out, tmp_path):
-    words = (
-        [(split, n) for split in ("train", "test") for n in NUMBERS] if "{s}" in images else [("", n) for n in NUMBERS]
-    )
-    files = [images.format(s=split, n=n, m=1 + n % 2) for split, n in words]
+    base = IMAGES if "{folder}" in images else expand("{0..11}.png")
+    files = rows_of(images, base, one_or_two="12")
     root = tree(tmp_path / "R", *files)
-    write_table(root / "labels.csv", [f"{path.format(s=s, n=n)},{'xy'[n % 2]}" for s, n in words], "path,label")
+    write_table(root / "labels.csv", rows_of(f"{path},{{label}}", base, label="xy"), "path,label")
     others = StringPacker([rule]).strings()
     known = RunSplit(0, 0.1, tuple(held_out.split()), hash_paths(others))
     train, val = read(root / "labels.csv", known=known, is_new=False)
@@ -139,10 +133,10 @@ def test_runs_of_before_keep_their_held_out_images(rule, images, path, held_out,
 
 
 # The lines of a file beside a table; whether it is a list of splits, or the question about a table of splits
-BESIDE = r"""
+BESIDE = """
 file | header | line | found
 test_list.txt | | images/{n:03}.png | list
-val_list.txt | | images\{n:03}.png | list
+val_list.txt | | images\\{n:03}.png | list
 a/test.csv | id,label | {n:03},x | list
 eval_partition.csv | image_id,partition | {n:03}.png,0 | asks
 list_eval.csv | "image" ;"Split Name" | "{n:03}.png";0 | asks
@@ -157,17 +151,17 @@ test_empty.txt | | |
 @each_row(BESIDE)
 def test_splits_of_the_images_of_a_table_in_a_file_beside_it(file, header, line, found, tmp_path):
     """Lists are named in a warning; a table of splits is a question with an option for all rows."""
-    tree(tmp_path, *(f"images/{n:03}.png" for n in NUMBERS), "a/")
-    write_table(tmp_path / "labels.csv", [f"images\\{n:03}.png,{'xy'[n % 2]}" for n in NUMBERS], "path,label")
-    lines = [line.replace(r"\t", "\t").format(n=n, part=("train", "test")[n % 2]) for n in NUMBERS]
-    (tmp_path / file).write_text("\n".join([*filter(None, [header.replace(r"\t", "\t")]), *lines]))
+    images = expand("images/{000..011}.png")
+    tree(tmp_path, *images, "a/")
+    write_table(tmp_path / "labels.csv", rows_of("{windows},{label}", images, label="xy"), "path,label")
+    write_table(tmp_path / file, rows_of(line, images, part=["train", "test"]), header)
     given = options(tmp_path / "labels.csv")
     if found == "asks":
         message = line_of(read_splits, given)
         assert f"{file}; docs/data.md#joined-tables" in message
         (given,) = typed(message, given)
     splits = read_splits(given)
-    assert sum(map(len, splits)) == len(NUMBERS)
+    assert sum(map(len, splits)) == 12
     assert [file in note for note in told(splits[0].notes, "lists of splits", "warning")] == [True] * (found == "list")
 
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 from conftest import each_row, line_of, refused, told
-from source_helpers import classes_of, expand, names_of, options, read_splits, tree, typed, write_table
+from source_helpers import classes_of, expand, names_of, options, read_splits, rows_of, tree, typed, write_table
 
-NUMBERS = range(20)
+IMAGES = expand("{0..19}.png")
 # The column, its values in turn, the images of train and val, of test; or the value of test that only a person knows
 COLUMNS = """
 column | values | sizes | unknown
@@ -22,17 +22,15 @@ train | TRAIN TRAIN TRAIN TEST | 15 0 5 |
 
 
 def write(root, images, column, values):
-    tree(root, *images)
-    rows = [f"{path},{'xy'[n // 4 % 2]},{values[n % len(values)]}" for n, path in enumerate(images)]
-    write_table(root / "labels.csv", rows, f"path,label,{column}")
+    rows = rows_of("{path},{label},{value}", images, label="xxxxyyyy", value=values)
+    write_table(tree(root, *images) / "labels.csv", rows, f"path,label,{column}")
 
 
 @each_row(COLUMNS)
 @pytest.mark.parametrize("place", ["labels.csv", "."])
 def test_words_of_splits(column, values, sizes, unknown, place, tmp_path):
     """Of a table, and of one beside folders, whose command is the one of the table alone."""
-    images = [f"p{n % 2}/{n}.png" for n in NUMBERS]
-    write(tmp_path, images, column, values.split())
+    write(tmp_path, rows_of("p{parity}/{path}", IMAGES, parity="01"), column, values.split())
     given = options(tmp_path / place, dataset="folder")
     if place == "." or unknown or column == "train":
         message = line_of(read_splits, given)
@@ -48,8 +46,7 @@ def test_words_of_splits(column, values, sizes, unknown, place, tmp_path):
 @each_row(COLUMNS)
 def test_a_column_of_splits_beside_class_folders_is_a_question(column, values, sizes, unknown, tmp_path):
     """Also if the labels are those of the folders."""
-    images = [f"{'xy'[n // 4 % 2]}/{n}.png" for n in NUMBERS]
-    write(tmp_path, images, column, values.split())
+    write(tmp_path, rows_of("{label}/{path}", IMAGES, label="xxxxyyyy"), column, values.split())
     given = options(tmp_path, dataset="folder")
     of_table, of_folders = typed(line_of(read_splits, given).replace("VALUE", unknown), given)
     assert len(read_splits(of_table)[2]) == int(sizes.split()[2])
@@ -58,12 +55,12 @@ def test_a_column_of_splits_beside_class_folders_is_a_question(column, values, s
 
 @pytest.mark.parametrize("others", [["val"], ["val", "test"]])
 def test_rows_of_test_in_the_table_of_train_are_not_trained_on(others, tmp_path):
-    tree(tmp_path, *(f"{n}.png" for n in NUMBERS))
     parts = ["train", "train", "val", "test"]
-    rows = [f"{n}.png,{'xy'[n // 4 % 2]},{parts[n % 4]}" for n in range(16)]
-    write_table(tmp_path / "train.csv", rows, "path,label,split")
+    rows = rows_of("{path},{label},{split}", IMAGES[:16], label="xxxxyyyy", split=parts)
+    write_table(tree(tmp_path, *IMAGES) / "train.csv", rows, "path,label,split")
     for number, name in enumerate(others):
-        write_table(tmp_path / f"{name}.csv", [f"{16 + 2 * number + n}.png,{'xy'[n]}" for n in (0, 1)], "path,label")
+        rows = rows_of("{path},{label}", IMAGES[16 + 2 * number :][:2], label="xy")
+        write_table(tmp_path / f"{name}.csv", rows, "path,label")
     train, val, test = read_splits(options(tmp_path, dataset="csv"))
     assert len(train) == 8
     assert names_of(val) == ["16.png", "17.png"]
@@ -72,22 +69,22 @@ def test_rows_of_test_in_the_table_of_train_are_not_trained_on(others, tmp_path)
 
 
 def test_a_table_of_test_rows_alone_is_not_trained_on(tmp_path, cpu):
-    write(tmp_path, [f"{n}.png" for n in NUMBERS], "split", ["test"])
+    write(tmp_path, IMAGES, "split", ["test"])
     given = options(tmp_path / "labels.csv")
     (all_rows,) = typed(line_of(read_splits, given), given)
     assert sum(map(len, read_splits(all_rows))) == 20
 
 
 def test_a_class_without_rows_of_train_is_named_so(tmp_path):
-    tree(tmp_path, *(f"{n}.png" for n in NUMBERS))
-    rows = [f"{n}.png,{'c' if n == 19 else 'xy'[n % 2]},{'val' if n > 14 else 'train'}" for n in NUMBERS]
-    write_table(tmp_path / "labels.csv", rows, "path,label,split")
+    words = {"label": [*"xy" * 9, "x", "c"], "split": ["train"] * 15 + ["val"] * 5}
+    rows = rows_of("{path},{label},{split}", IMAGES, **words)
+    write_table(tree(tmp_path, *IMAGES) / "labels.csv", rows, "path,label,split")
     with refused("labels.csv:21: .*'c' has no row of train"):
         read_splits(options(tmp_path / "labels.csv"))
 
 
 def test_the_way_to_folds_of_a_table_with_splits_joins_train_and_val(tmp_path):
-    write(tmp_path, [f"{n}.png" for n in NUMBERS], "split", ["train", "train", "train", "train", "val", "test"])
+    write(tmp_path, IMAGES, "split", ["train", "train", "train", "train", "val", "test"])
     given = options(tmp_path / "labels.csv", folds=3, fold=0)
     (advised,) = typed(line_of(read_splits, given), given)
     train, val, test = read_splits(advised)
@@ -138,8 +135,9 @@ def test_folders_of_test_in_the_paths_of_a_table(images, before, image_root, tra
     root = tmp_path / "e"
     paths = expand(images)
     tree(root, *paths)
-    write_table(root / "labels.csv", [f"{before}{path},{'xy'[int(path[-5]) % 2]}" for path in paths])
-    (root / "labels.txt").write_text("\n".join(f"{before}{path} {int(path[-5]) % 2}" for path in paths))
+    labels = [int(path[-5]) % 2 for path in paths]
+    write_table(root / "labels.csv", rows_of(f"{before}{{path}},class {{label}}", paths, label=labels))
+    write_table(root / "labels.txt", rows_of(f"{before}{{path}} {{label}}", paths, label=labels), "")
     for name in ("labels.csv", "labels.txt"):
         given = options(root / name, **({"image_root": str(root.parent)} if image_root else {}))
         if test == "asks":
@@ -153,8 +151,8 @@ def test_folders_of_test_in_the_paths_of_a_table(images, before, image_root, tra
 def test_images_in_a_folder_of_test_beside_a_table_of_val_are_a_question(tmp_path):
     tree(tmp_path, "{train,test,val}/{0,1,2,3}.png")
     for split, folders in (("train", ("train", "test")), ("val", ("val",))):
-        rows = [f"{folder}/{n}.png,{'xy'[n % 2]}" for folder in folders for n in range(4)]
-        write_table(tmp_path / f"{split}.csv", rows)
+        images = [f"{folder}/{n}.png" for folder in folders for n in range(4)]
+        write_table(tmp_path / f"{split}.csv", rows_of("{path},{label}", images, label="xy"))
     given = options(tmp_path)
     (answer,) = typed(line_of(read_splits, given), given)
     assert [*map(len, read_splits(answer))] == [8, 4]
