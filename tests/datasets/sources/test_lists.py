@@ -13,31 +13,24 @@ from source_helpers import (
     read_splits,
     write_classes,
     write_image,
-    write_table,
 )
 
 from datasets.reading import unlabelled
-from datasets.recognition import recognize_dataset
 from datasets.sources.folders.split_folders import ImageFolders
 from datasets.sources.listed.lists import Lists, Tables
 from datasets.sources.source import Wanted, source_class
 
 
 def test_imagenet_lists(tmp_path):
-    write_image(tmp_path / "train" / "a b" / "x 1.JPEG")
-    (tmp_path / "train_list.txt").write_bytes(b"train/a b/x 1.JPEG 3\n\n  \ntrain/missing.JPEG\t 0\r\n")
+    """Their paths have any bytes."""
+    name = os.fsdecode(b"train/a b/b\xe9\xff \xc3\xa9.JPEG")
+    write_image(tmp_path / name)
+    (tmp_path / "train_list.txt").write_bytes(os.fsencode(f"{name} 3\n\n  \ntrain/missing.JPEG\t 0\r\n"))
     samples = Lists(Wanted(options(tmp_path))).read("train")
-    assert names_of(samples) == ["train/a b/x 1.JPEG", "train/missing.JPEG"]
+    assert names_of(samples) == [name, "train/missing.JPEG"]
     assert samples.targets.tolist() == [3, 0]
     assert samples.class_names == ["0", "1", "2", "3"]
     assert samples.open(0, 1).pixels.shape == (1, 9, 12)
-
-
-def test_paths_of_any_bytes(tmp_path):
-    name = os.fsdecode(b"b\xe9\xff \xc3\xa9.png")
-    write_image(tmp_path / name)
-    (tmp_path / "train_list.txt").write_bytes(os.fsencode(f"{name} 0\n"))
-    assert Lists(Wanted(options(tmp_path))).read("train").open(0, 3).pixels.shape == (3, 9, 12)
 
 
 @pytest.mark.parametrize("images", [["a 1.jpg", "b.jpg"], ["x/a 1.jpg", "x/b.jpg"], ["p1/a 1.jpg", "p2/b.jpg"]])
@@ -60,16 +53,6 @@ def test_a_list_may_write_the_folder_of_the_images_as_the_root(place, tmp_path):
         write_image(tmp_path / place / image)
     (tmp_path / "places.txt").write_text("".join(f"/{image} {label}\n" for image, label in labels.items()))
     assert labels_of(*read_splits(options(tmp_path / "places.txt"))) == labels
-
-
-@pytest.mark.parametrize("split", ["", "train"])
-def test_without_lists_class_folders_are_recognized(tmp_path, split, cpu):
-    assert recognize_dataset(options(tmp_path), cpu).dataset == "imagenet2012"
-    write_classes(tmp_path / split, dog=3, cat=3)
-    write_classes(tmp_path / "val", dog=1, cat=1)
-    assert recognize_dataset(options(tmp_path), cpu).dataset == "folder"
-    (tmp_path / "val_list.txt").touch()
-    assert recognize_dataset(options(tmp_path), cpu).dataset == "imagenet2012"
 
 
 def test_paths_through_another_folder_may_end_in_the_data_folder(tmp_path):
@@ -120,17 +103,6 @@ def test_test_images_without_labels_are_not_evaluated(dataset, file, content, tm
     has_test, note = source_class(dataset)(Wanted(options(tmp_path))).find_test()
     assert not has_test
     assert str(tmp_path / file.split("/")[0]) in note
-
-
-@pytest.mark.parametrize("dataset", ["imagenet2012", "csv"])
-def test_splits_of_lists_and_tables(tmp_path, dataset):
-    given = options(tmp_path, dataset=dataset)
-    assert source_class(dataset)(Wanted(given)).find_test() == (False, None)
-    for split, rows in ROWS.items():
-        (tmp_path / f"{split}_list.txt").write_text(rows)
-        write_table(tmp_path / f"{split}.csv", [rows.replace(" ", ",")])
-    assert source_class(dataset)(Wanted(given)).find_test() == (True, None)
-    assert source_class(dataset)(Wanted(given)).read("test").targets.tolist() == [0, 1]
 
 
 def test_a_test_split_that_is_asked_for_must_have_images_with_labels(tmp_path, cpu):

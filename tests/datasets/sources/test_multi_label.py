@@ -1,6 +1,5 @@
 """Tables of images with several labels: reading, findings, numbers of classes, batches; the share of each label."""
 
-import json
 from hashlib import sha256
 from itertools import product
 
@@ -17,7 +16,6 @@ from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.source import Wanted
 from datasets.sources.split import History, cut_images
 from datasets.sources.tables.cells import CellValues
-from tests.datasets.shards.tar_files import jpeg, tar_of
 
 FOLDS = 5
 
@@ -286,25 +284,6 @@ def test_a_run_keeps_its_list_of_images_with_several_labels():
         is_val, _, run = held_out(targets, of_run)
         assert np.array_equal(held_out(1 - targets, of_run, run)[0], is_val)  # corrected labels are another split
         assert not np.array_equal(held_out(1 - targets, of_run)[0], is_val)
-
-
-def test_tables_and_shards_are_stratified(tables, tmp_path, cpu):
-    sets = ["", "0", "1", "0|1"] * 4
-    files = {}
-    tables(train=sets)
-    for number, labels in enumerate(sets):
-        content = {"labels": [int(label) for label in labels.split("|") if label]}
-        files |= {f"{number}.jpg": jpeg(number), f"{number}.json": json.dumps(content).encode()}
-    (tmp_path / "shards").mkdir()
-    info = {"splits": {"train": {"filenames": ["data.tar"], "alt_label": "labels"}}}
-    (tmp_path / "shards/_info.json").write_text(json.dumps(info))
-    (tmp_path / "shards/data.tar").write_bytes(tar_of(files))
-    for dataset, root in (("csv", tmp_path), ("tar", tmp_path / "shards")):
-        for fold in range(4):
-            given = options(root, dataset=dataset, multi_label=True, folds=4, fold=fold)
-            (val,) = read_samples(given, None, cpu, "val")
-            assert val.targets.sum(0).tolist() == [2, 2]
-            assert len(val) == 4
 
 
 def test_splits_of_images_with_one_label_stay():

@@ -62,19 +62,6 @@ def test_the_rows_of_test_are_test_images_also_of_a_table_in_the_folder_of_train
     assert {test.name(n) for n in range(len(test))} == {f"{tmp_path}/{image}" for image in images[12:]}
 
 
-@pytest.mark.parametrize("named", ["p{1,2,3}", "p2"])
-def test_the_name_of_an_image_of_another_folder_is_no_evidence(named, tmp_path):
-    """000.jpg of patient 1 is no image of patients 2 and 3."""
-    tree(tmp_path, "images/batch/p1/{000..011}.jpg", "images/other/x.jpg")
-    rows = rows_of("{path},{label}", expand(f"{named}/{{000..011}}.jpg"), label="xy")
-    write_table(tmp_path / "labels.csv", rows, "path,label")
-    if named != "p2":
-        assert "none" in line_of(lambda: read(tmp_path / "labels.csv", checked=True))
-        return
-    for samples in read_splits(options(tmp_path / "labels.csv")):  # only one path of the table has the name
-        assert all(samples.name(n).endswith(f"p1/{name[-7:]}") for n, name in enumerate(names_of(samples)))
-
-
 # The folders of the images of one table, by their numbers modulo 2
 LAYOUTS = {"beside the table": ["", ""], "split": ["train/"] * 2, "one": ["img/"] * 2, "two": ["p1/", "p2/"]}
 

@@ -230,19 +230,6 @@ def test_the_encoding_is_never_guessed(labelled, encoding, first):
     assert read(file, encoding=encoding)[0].class_names == sorted([first, "dog"])
 
 
-def test_columns_of_zeros_and_ones(table, tmp_path):
-    one_hot = pandas.get_dummies(pandas.Series(LABELS))
-    table("_classes.csv", FILES, filename=FILES, **one_hot)
-    assert len(read(tmp_path)[0]) == 26  # the folder of Roboflow's table
-    file = table(filename=FILES, b=[1, 0] * 15, a=[1.0] * 30, c=[0] * 30)
-    with refused(r"all.csv:2: .*DATA.MULTI_LABEL=true"):
-        read(file)
-    train, _ = read(file, dataset="csv", multi_label=True)
-    assert train.class_names == ["b", "a", "c"]
-    assert train.targets[:, 1:].tolist() == [[1, 0]] * len(train)
-    assert 0 < train.targets[:, 0].sum() < len(train)
-
-
 def test_columns_of_classes_among_others_of_zeros_and_ones_are_proposed_after_all_columns(table):
     """An option that leaves columns out names them."""
     shapes = {name: [int(n % 3 == place) for n in range(30)] for place, name in enumerate(["wells", "platelet", "a"])}
@@ -261,40 +248,33 @@ def test_columns_of_classes_among_others_of_zeros_and_ones_are_proposed_after_al
     assert named.multi_label
 
 
-@pytest.mark.parametrize("labels", ["5 1001 40000", "-1 1 2435099", "1.0 3.0 10.0", "010 001 002", "000 001 002"])
-def test_numbers_with_gaps_are_names(labelled, labels):
-    file = labelled(labels.split() * 10)
+GAPS = ["5 1001 40000", "-1 1 2435099", "1.0 3.0 10.0", "010 001 002", "000 001 002"]
+DECIMALS = ["1,0 1,5 2,0 2,5 3,0 3,5", "0,5 1,5 10,25"]
+
+
+@pytest.mark.parametrize("labels", GAPS + DECIMALS)
+def test_numbers_with_gaps_and_decimals_are_names(labelled, labels):
+    """With a decimal comma, and a warning, as 0,5 may be 0 and 5; the folder has the advice of the table."""
+    file = labelled((labels.split() * 10)[:30])
     names = labels.replace(".0", "").split()
+    classes = dict(zip(FILES, names * 10, strict=False))
     splits = read(file)
     known = splits[0].class_names
-    assert known == sorted(names, key=int)
-    assert classes_of(*splits) == dict(zip(FILES, names * 10, strict=True))
+    assert known == sorted(names, key=lambda name: float(name.replace(",", ".")))
+    assert classes_of(*splits) == classes
     assert bool(told(splits[0].notes, "'-1'", "warning")) == ("-1" in names)
+    assert bool(told(splits[0].notes, "if these are several labels", "warning")) == (labels in DECIMALS)
     again = read(file, class_names=known, is_new=False)  # with a checkpoint that has these names
     assert again[0].class_names == known
     assert labels_of(*again) == labels_of(*splits)
-    numbers = list(map(int, names * 10))
-    for given in ({"is_new": False}, {"num_classes": 40001}) if min(numbers) >= 0 else ():  # without names
-        kept = read(file, **given)
-        assert not kept[0].has_class_names
-        assert labels_of(*kept) == dict(zip(FILES, numbers, strict=True))
-
-
-@pytest.mark.parametrize("labels", ["1,0 1,5 2,0 2,5 3,0 3,5", "0,5 1,5 10,25"])
-def test_decimals_are_names(labelled, labels):
-    """With a decimal comma, and a warning, as 0,5 may be 0 and 5; the folder has the advice of the table."""
-    names = labels.split()
-    classes = dict(zip(FILES, names * 10, strict=False))
-    file = labelled((names * 10)[:30])
-    splits = read(file)
-    known = splits[0].class_names
-    assert known == sorted(names)
-    assert classes_of(*splits) == classes
-    assert told(splits[0].notes, "if these are several labels", "warning")
-    again = read(file, class_names=known, is_new=False)
-    assert labels_of(*again) == labels_of(*splits)
-    (beside,) = typed(line_of(read, file.parent), options(file.parent, dataset="folder"))
-    assert classes_of(*read_samples(beside, None, CPU, "train", "val", is_new=True)) == classes
+    if labels in DECIMALS:
+        (beside,) = typed(line_of(read, file.parent), options(file.parent, dataset="folder"))
+        assert classes_of(*read_samples(beside, None, CPU, "train", "val", is_new=True)) == classes
+    elif "-1" not in names:
+        for given in ({"is_new": False}, {"num_classes": 40001}):  # without names
+            kept = read(file, **given)
+            assert not kept[0].has_class_names
+            assert labels_of(*kept) == {file: int(name) for file, name in classes.items()}
 
 
 def test_numbers_without_gaps_are_labels(labelled):
@@ -387,6 +367,10 @@ val.csv! a/0.png | {} | folder
 metadata.csv! car/0.png train/0.png | {} | csv
 train.csv! train_list.txt! 0.png | {} | imagenet2012
 train.csv! data/train-00000-of-00001.parquet! | {} | parquet
+ | {} | imagenet2012
+{dog,cat}/0.png val/{dog,cat}/0.png | {} | folder
+{train,val}/{dog,cat}/0.png | {} | folder
+{train,val}/{dog,cat}/0.png val_list.txt! | {} | imagenet2012
 """
 
 
