@@ -93,15 +93,11 @@ def test_damaged_exif_is_ignored(exif):
     assert torch.equal(image, decode_image(plain, 3))
 
 
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
-def test_16_bits_are_scaled(kind):
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_16_bits_are_scaled_and_rotated(kind):
     values = np.linspace(0, 65535, 64 * 48).astype(np.uint16).reshape(48, 64)
-    data = encode(Image.fromarray(values), kind)
-    grey = decode_image(data, 1)
-    assert np.abs(grey[0].numpy() - values / 257).max() <= 0.5
-    assert torch.equal(decode_image(data, 3), grey.expand(3, -1, -1))
-    if kind != "PPM":
-        assert decode_image(encode(Image.fromarray(values), kind, exif=rotated(6)), 1).shape == (1, 64, 48)
+    pixels = decode_image(encode(Image.fromarray(values), kind, exif=rotated(6)), 1)[0].numpy()
+    assert np.abs(pixels - np.rot90(values, -1) / 257).max() <= 0.5
 
 
 DEEP = np.random.default_rng(0).integers(0, 4096, (30, 24, 4))
@@ -117,11 +113,6 @@ def test_colors_and_gray_with_alpha_of_16_bits_are_scaled_as_gray(channels, writ
     values = DEEP[..., [0, 0, 0] if channels == 2 else [0, 1, 2]]
     _, highest = grey_range or (0, 65535)
     assert np.array_equal(pixels.permute(1, 2, 0), np.rint(values * 255 / highest))
-
-
-def test_white_is_zero_is_inverted_in_16_bits():
-    values = np.array([[[0], [16383], [65535]]])
-    assert decode_image(tiff16(values, photometric=0), 1).tolist() == [[[255, 191, 0]]]
 
 
 def test_pillow_does_not_open_a_common_jpeg_or_stored_pixels(monkeypatch):
@@ -214,10 +205,6 @@ REFUSED = {
     "ppm bomb": b"P6 99999 99999 255\n",
     "wide": flat(1001, 10, "PNG"),
     "high": flat(1, 101, "JPEG"),
-    "planes": tiff16(np.full((9, 9, 3), 999), is_planar=True),
-    "compressed planes": tiff16(np.full((9, 9, 3), 999), is_planar=True, compression=8),
-    "13 bands": tiff16(np.zeros((9, 9, 13)), photometric=1),
-    "large integers": encode(Image.fromarray(np.full((9, 9), 70000, dtype=np.int32)), "TIFF"),
 }
 
 

@@ -284,18 +284,3 @@ def test_a_run_keeps_its_list_of_images_with_several_labels():
         is_val, _, run = held_out(targets, of_run)
         assert np.array_equal(held_out(1 - targets, of_run, run)[0], is_val)  # corrected labels are another split
         assert not np.array_equal(held_out(1 - targets, of_run)[0], is_val)
-
-
-def test_splits_of_images_with_one_label_stay():
-    """The digests of held-out images, with and without groups, folds and a seed, as in runs that exist."""
-    rng = np.random.default_rng(0)
-    digests = ""
-    for number in range(8):
-        classes = rng.integers(4, size=90)
-        groups = rng.integers(12, size=90)
-        paths = [f"{label}/{index}é.jpg" for index, label in enumerate(classes)]
-        for values in ({"split_seed": number}, {"val_fraction": 0.3}, {"folds": 4, "fold": number % 4}):
-            for given in (None, StringPacker(f"g{group}" for group in groups).strings()):
-                data = options("DIR", **values, **({"groups": "(x)"} if given else {}))
-                digests += cut_images(StringPacker(paths).strings(), classes, given, data, ["train"]).run_split.digest
-    assert sha256(digests.encode()).hexdigest()[:8] == "bbe8c50e"

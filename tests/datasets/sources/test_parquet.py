@@ -112,18 +112,6 @@ def test_files_without_splits_are_split(tmp_path, labels):
     assert read(tmp_path / "0.parquet")[0].targets.tolist() == train.targets.tolist()
 
 
-def test_columns_of_splits_and_of_labels(tmp_path):
-    file = tmp_path / "all.parquet"
-    write(file, range(30), None, tags=[["a"], ["b"]] * 15)
-    with refused(r"DATA\.COLUMNS"):
-        read(tmp_path)
-    splits = ["train"] * 20 + ["validation"] * 6 + ["test"] * 4
-    write(file, range(30), None, fine=["a", "b"] * 15, coarse=["x"] * 30, split=splits)
-    with refused(r"DATA\.COLUMNS"):
-        read(tmp_path)
-    assert list(map(len, read(tmp_path, columns={"label": "fine"}))) == [20, 6, 4]
-
-
 @pytest.mark.parametrize("place", ["split=train/label={}", "class={}/site=1"])
 def test_folders_of_hive(tmp_path, place):
     """polars' and duckdb's PARTITION_BY: label, class and split decide; another key is no label."""
