@@ -244,7 +244,7 @@ def test_columns_of_classes_among_others_of_zeros_and_ones_are_proposed_after_al
     assert splits[0].class_names == [*shapes]
     assert classes_of(*splits) == {path: [*shapes][n % 3] for n, path in enumerate(FILES)}
     assert len(read_samples(several, None, CPU, "train", is_new=True)[0].class_names) == 5
-    (named,) = typed(line_of(read, table(files=FILES, who=range(30), **shapes, old=[1, 1, 0] * 10)), options(file))
+    (named,) = typed(line_of(read, table(file=FILES, who=range(30), **shapes, old=[1, 1, 0] * 10)), options(file))
     assert named.multi_label
 
 
