@@ -97,7 +97,7 @@ def _images_of_class(found: "FoundFiles", folder: Path, name: str, known: Collec
             found.findings.append(f"{folder}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); {fix}")
     elif name not in known:
         hint = did_you_mean(name, known) if num_findings < MAX_SHOWN else ""  # one takes 0.05 s of 20,000 classes
-        found.findings.append(f"{folder}: is no class folder of the training; add or remove it{hint}")
+        found.findings.append(f"{folder}: is no class folder of the training; rename, add or remove it{hint}")
     return images
 
 

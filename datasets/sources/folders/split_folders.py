@@ -192,8 +192,12 @@ class SplitFolders:
         return {folder.word: folder for folder in found}
 
     def sharing(self, train: Folder) -> Splits:
-        """The folders of val and test that contain one of the class folders in `train`."""
-        found = [one for one in self.marked if one.inside & (train.inside - {to_nfc(one.name)})]
+        """The folders of val and test that contain one of the class folders in `train`, perhaps in other case."""
+        found = []
+        for one in self.marked:
+            classes = set(map(str.casefold, train.inside - {to_nfc(one.name)}))
+            if not classes.isdisjoint(map(str.casefold, one.inside)):
+                found.append(one)
         return self.choose("val", found) | self.choose("test", found)
 
     def bare(self) -> list[Folder]:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from conftest import each_row, line_of, read_samples, refused
-from source_helpers import options, write_image
+from source_helpers import options, read_splits, write_image
 
 from configs.schema import Data
 from configs.schema.data import DATA_SETS
@@ -13,11 +13,14 @@ from datasets.recognition import recognize_dataset
 
 TABLE = "image_path,target\n"
 IMAGE = None  # in place of the content of a file
+CASES = ("train/cat", "train/dog", "val/Cat", "val/Dog")
 FOLDERS = {"cat/0.jpg": IMAGE, "dog/0.jpg": IMAGE}
 FILES = {  # DATA.DATASET, the files in DATA.DATA_PATH, a part of the error
     "no class folders": ("folder", {}, ": contains no folders"),
     "classes without images": ("folder", {"train/a/x.txt": "", "train/b/x.txt": ""}, "train/a: contains no images"),
     "one image per class": ("folder", {f"train/{name}": IMAGE for name in FOLDERS}, ": .* too few"),
+    "other case in val": ("folder", {f"{place}/0.jpg": IMAGE for place in CASES}, "did you mean cat"),
+    "other case in test": ("folder", FOLDERS | {"test/Cat/0.jpg": IMAGE, "test/Dog/0.jpg": IMAGE}, "did you mean cat"),
     "another name of ImageNet": ("imagnet", {}, "known: imagenet2012, "),
     "a lost table": ("csv", {}, "train.csv: cannot be read .*check the path"),
     "class folders in place of a table": ("csv", FOLDERS, "train.csv.* -dataset=folder$"),
@@ -65,14 +68,14 @@ def read(dataset, path, cpu):
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_folders(case, tmp_path, cpu):
+def test_folders(case, tmp_path):
     dataset, files, part = FILES[case]
     for name, content in files.items():
         write_image(tmp_path / name)
         if content is not IMAGE:
             (tmp_path / name).write_text(content)
     with refused(part):
-        read(dataset, tmp_path, cpu)
+        read_splits(options(tmp_path, dataset=dataset))
 
 
 @pytest.mark.parametrize("rows", ROWS)

@@ -114,7 +114,7 @@ splits as classes | train/{train_images,test_images} |  | ALL may be of test or 
 train twice | {train,training}/{a,b} cat/{p,q} | cat |
 valid twice | train/{a,b} {valid,validation}/{a,b} | train |
 no training | {validation,test}/{a,b} |  |
-other classes in val | train/{cat,dog} val/{Cat,Dog} | train |
+no class in common | train/{cat,dog} val/{fox,elk} | train |
 test alone | test/{cat,dog} | test |
 flat splits | {train,val} |  |
 COVID-19 Radiography | {COVID,Normal}/{images,masks} list.xlsx! |  | ALL
