@@ -232,7 +232,7 @@ def _cut(
     cut = Cut(fold_of == fold)
     if groups:
         cut.notes.append(_describe_split(groups, cut.is_val))
-        cut.notes.extend(_warn_of_large_part(groups, fold_of, folds))
+        cut.notes.extend(_warn_of_large_part(groups, fold_of, rule))
     return cut
 
 
@@ -430,20 +430,23 @@ def most_frequent(classes: np.ndarray, group_of: np.ndarray) -> np.ndarray:
     return by_count[first] % width - 1
 
 
-def _warn_of_large_part(groups: PackedStrings, fold_of: np.ndarray, folds: int) -> list[Note]:
-    """A warning of a fold far above the mean, or of most images held out. fold_of: of each image, int64 (N,)."""
+def _warn_of_large_part(groups: PackedStrings, fold_of: np.ndarray, rule: RunSplit) -> list[Note]:
+    """A warning of a fold far above the mean, or of far more images held out. fold_of: of each image, int64 (N,)."""
     sizes = np.bincount(fold_of)
     largest = sizes[0]
     part = "the held-out part"
-    limit = 0.5
-    if folds:
+    wanted = f", more than DATA.VAL_FRACTION {rule.fraction:g}"
+    limit = min(3 * rule.fraction, 0.5)
+    if rule.fold:
+        _, folds = rule.fold
         largest = sizes.max()
         part = f"the largest of {folds} folds"
+        wanted = ""
         limit = 1.5 / folds
     if largest <= limit * len(fold_of):
         return []
     ((name, count),) = Counter(groups).most_common(1)
-    text = f"{part} has {largest / len(fold_of):.0%} of the images; the group {shorten(name)} has {count}"
+    text = f"{part} has {largest / len(fold_of):.0%} of the images{wanted}; the group {shorten(name)} has {count}"
     return [Note("warning", f"{text} of {len(fold_of)}")]
 
 

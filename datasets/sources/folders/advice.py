@@ -399,6 +399,8 @@ def _labels_in_paths(root: Path) -> list[Way]:
         if not _are_classes(labels):
             continue
         cases = level_of_cases(sizes, of_labels)
+        if _are_shared(cases, of_split):
+            cases = -1
         given: dict[str, Any] = {"labels": expression, "groups": of_level(cases) if cases >= 0 else ""}
         if expression == of_level(of_labels):
             roles = {"label": of_labels, "group": cases}
@@ -413,6 +415,12 @@ def _labels_in_paths(root: Path) -> list[Way]:
         if len(ways) == 2 or not all(re.search(r"[\W_]\d", label) for label in labels):
             break
     return ways
+
+
+def _are_shared(level: int, of_split: Mapping[str, Sequence[str]]) -> bool:
+    """Whether train has all folders of a level that another split has: apart, no image of it would be left."""
+    names = {split: {"".join(path.split("/")[level : level + 1]) for path in of_split[split]} for split in of_split}
+    return any(names[split] <= names["train"] for split in {"val", "test"} & names.keys())
 
 
 def _are_classes(labels: Counter[str]) -> bool:

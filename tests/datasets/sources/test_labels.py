@@ -91,7 +91,7 @@ def test_lists_and_tables_without_labels(name, header, line, tmp_path):
 
 
 PATIENTS = "{10253,10254,10255,8863}"
-MURA = "patient0{1,2,3}/study{1_positive,1_negative,2_negative}/image{1,2}.png"
+MURA = "study{1_positive,1_negative,2_negative}/image{1,2}.png"
 PARTS = " ".join(f"part{n % 3}/{n}_{n % 2}_3_17.jpg" for n in range(24))
 # Files, whose labels are in the paths: facts.txt has what each option reads
 ADVISED = f"""
@@ -106,7 +106,8 @@ IDC | {PATIENTS}/{{0,1}}/{{1,2,3}}.png
 one class per patient | {{1,3,5}}/ill/{{1,2,3}}.png {{2,4,6}}/well/{{1,2,3}}.png
 one study per patient | train/XR/patient{{{{1,2,3}}/s1_well,{{4,5,6}}/s1_ill}}/{{1,2}}.png
 sites | site{{A,B,C}}/{{ill,well}}/{{1,2,3}}.png
-MURA | {{train,valid}}/XR_{{HAND,WRIST}}/{MURA}
+sites in both splits | {{train,test}}/site{{A,B}}/{{ill,well}}/{{1,2,3}}.png
+MURA | train/XR_{{HAND,WRIST}}/patient0{{1,2,3}}/{MURA} valid/XR_{{HAND,WRIST}}/patient1{{1,2,3}}/{MURA}
 LIVECell | {{A172,MCF7}}_Phase_A{{7,8}}_{{1,2}}_00d00h00m_{{1,2}}.png
 LIVECell's kind | {{cat,dog}}-{{1,2}}_{NUMBERS}.jpg
 faces | {{mask,nomask}}.{NUMBERS}.jpg
