@@ -87,7 +87,8 @@ name | parts | names | text
 PlantVillage | {color,grayscale,segmented}/{apple,corn} | color | ALL
 variants in a folder | raw/{color,grayscale,segmented}/{apple,corn} | raw/color | ALL
 folds | fold{1,2,3,4,5}/{a,b} |  | ALL reads 2 classes
-MURA | train/XR_{WRIST,HAND}/patient0000{1,2,3}/study1_{negative,positive} valid/XR_HAND/patient1118{5,6}/study1_{negative,positive} |  | ALL reads 2 classes
+MURA | train/XR_{WRIST,HAND}/patient0000{1,2,3}/study1_{negative,positive} \
+    valid/XR_HAND/patient1118{5,6}/study1_{negative,positive} |  | ALL reads 2 classes
 sites | site{A,B,C}/{a,b} color/{a,b} | color | ALL
 a site without a class | site_{a,b}/benign site_a/malignant |  | ALL reads 2 classes
 three varieties | rose/{red,white} tulip/{red,yellow} lily/{white,pink} | lily | ALL
