@@ -12,7 +12,6 @@ programs (docs/operation.md).
 """
 
 import math
-import re
 import sys
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs.command_line import Command, parse_command_line
 from configs.schema.operating_point import OperatingPoint
 from configs.weights import NO_RECORD, PLACE, SPLIT, WeightsRecord, keys_in_section
+from configs.yaml_io import parse_value
 from datasets.batch import is_padding
 from datasets.loading.loader import build_eval_loader
 from datasets.sources.class_names import list_names, names_of_labels
@@ -40,17 +40,18 @@ from engine.evaluation.results import SampleResults
 from engine.evaluation.session import build_evaluation_session
 from engine.plan.decision import operating_goal
 from engine.plan.evaluation import EvaluationPlan, plan_evaluation
-from engine.report.contents import read_contents
+from engine.report.contents import RunContents, read_contents
 from engine.report.settings import FEWEST_SEEDS
 from engine.report.tables import compared_options
 from engine.run.log import RunLogger
 from engine.run.record import read_run
 from scripts.flags import add_flag, find_source, script_parser, split_flags, split_sources
-from scripts.sweep import newest_runs
+from scripts.sweep import newest_runs, read_values
 from scripts.weights.trained_model import locate_weights
 from utils.distributed import ProcessContext, single_process
 from utils.errors import UserError, print_escaped
 from utils.metric_table import METRICS, Metric, best_metric
+from utils.notes import run_name
 from utils.processes.entry import run_script
 
 SCRIPT = "scripts/compare.py"
@@ -174,28 +175,34 @@ def _pairs(names: list[str]) -> list[tuple[Path, Path]]:
 def _by_seed(name: str) -> dict[Any, Path]:
     """The weight file of each seed of a setting, or of one model by None. Raises UserError: its runs differ in more."""
     folder = Path(name)
-    finished = ("finished", "stopped")
-    runs = []
-    if folder.is_dir() and not any(folder.glob("*.pth")):
-        runs = [path for path, state in newest_runs(folder).values() if state in finished]
-    elif folder.parent.is_dir() and not folder.exists():
-        words = _values_in(folder.name)
-        of_sweep = newest_runs(folder.parent)
-        runs = [path for run, (path, state) in of_sweep.items() if words <= _values_in(run) and state in finished]
-        if of_sweep and "=" in folder.name and not runs:
-            raise UserError(f"{name}: no finished run of the sweep has this value; they are {list_names([*of_sweep])}")
-    if not runs:
+    setting = ""
+    if not folder.exists():
+        folder, setting = folder.parent, folder.name
+    runs = {} if any(folder.glob("*.pth")) else newest_runs(folder)
+    contents = [read_contents(path) for path, state in runs.values() if state in ("finished", "stopped")]
+    if setting:
+        contents = [run for run in contents if _has_values(run, setting)]
+    if not contents and runs and "=" in setting:
+        raise UserError(f"{name}: no finished run of the sweep has this value; they are {list_names([*runs])}")
+    if not contents:
         return {None: locate_weights(find_source(name))}
-    contents = [read_contents(run) for run in runs]
     others = [key for key in compared_options(contents) if key != "SEED"]
     if others:
         raise UserError(f"{name}: its runs differ in {list_names(others)}; give SWEEP/KEY=VALUE")
     return {one.options["SEED"]: locate_weights(one.folder) for one in contents}
 
 
-def _values_in(name: str) -> set[str]:
-    """The options in the name of a run or of a setting: BASE_LR=0.1 of TRAIN.BASE_LR=0.1, too."""
-    return {re.sub(r"^[\w.]+\.(?=\w+=)", "", word) for word in name.split(",")}
+def _has_values(run: RunContents, setting: str) -> bool:
+    """Whether a run has all KEY=VALUE of a setting: TRAIN.BASE_LR=1e-3 among its options, BASE_LR=1e-3 in its name."""
+    in_name = read_values(run_name(run.folder))
+    for word in read_values(setting):
+        key, _, value = word.partition("=")
+        has_value = word in in_name
+        if key in run.options:
+            has_value = run.options[key] == parse_value(value)
+        if not has_value:
+            return False
+    return True
 
 
 class Compared(NamedTuple):

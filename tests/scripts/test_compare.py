@@ -412,24 +412,25 @@ def test_settings_of_a_sweep_are_compared_over_their_seeds(grown, tmp_path, comp
         return session
 
     monkeypatch.setattr(compare, "build_evaluation_session", build)
-    for value, run in (("1", old), ("2", new)):
+    for values, run in (("BASE_LR=1e-9,DROPOUT=0.1", old), ("BASE_LR=0.003,DROPOUT=0.2", new)):
         for seed in (4, 5, 6):
-            folder = shutil.copytree(run, tmp_path / f"sweep/LR={value},SEED={seed}-20260101-12-00")
+            folder = shutil.copytree(run, tmp_path / f"sweep/{values},SEED={seed}-20260101-12-00")
             config = (folder / "config.yaml").read_text()
             (folder / "config.yaml").write_text(re.sub(r"(?m)^SEED: .*", f"SEED: {seed}", config))
     sweep = tmp_path / "sweep"
-    status, text = compared(sweep / "TRAIN.LR=1", sweep / "LR=2", "-metric=loss")
+    status, text = compared(sweep / "TRAIN.BASE_LR=1e-9", sweep / "BASE_LR=0.003", "-metric=loss")
     assert (status, len(models)) == (0, 6)
     assert difference in text
     assert "mean of 3 seeds, deviation 0" in text
     with refused("TRAIN.BASE_LR"):
-        compared(sweep, sweep / "LR=2")
-    with refused("LR=1,SEED=4"):
-        compared(sweep / "LR=3", sweep / "LR=2")
+        compared(sweep, sweep / "DROPOUT=0.2")
+    for absent in ("BASE_LR=3", "EVAL.BASE_LR=1e-9", "TRAIN.WARMUP_START_LR=1e-9", "LORA.DROPOUT=0.1"):
+        with refused(f"{absent}: no finished run .* 'BASE_LR=0.003,DROPOUT=0.2,SEED=4'"):
+            compared(sweep / absent, sweep / "DROPOUT=0.2")
     with refused("3 seeds in common"):
-        compared(sweep / "LR=1", sweep / "LR=2,SEED=4")
+        compared(sweep / "DROPOUT=0.1", sweep / "DROPOUT=0.2,SEED=4")
     with refused(POINT):
-        compared(sweep / "LR=1", sweep / "LR=2", POINT)
+        compared(sweep / "DROPOUT=0.1", sweep / "DROPOUT=0.2", POINT)
 
 
 def test_test_images_are_advised_only_where_the_run_has_some(grown, tmp_path, compared):
