@@ -7,7 +7,8 @@
     python scripts/report.py RUN -share                           # RUN/share.html, to send: no paths, no pictures
 
 Runs that differ only in seed or fold are a group: groups.csv beside the page has mean and standard deviation. Other
-folders give a line, and files are ignored.
+folders give a line, and files are ignored. A page of a part of the runs in a folder, such as of two of a sweep, is
+compare-CHECKSUM.html, and the files beside it are compare-CHECKSUM-groups.csv and the like.
 """
 
 import csv
@@ -16,6 +17,7 @@ import re
 import shutil
 import sys
 import textwrap
+import zlib
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -59,7 +61,7 @@ COLUMNS = [
 COLUMNS += [*(name for name in METRICS if name not in COLUMNS), "best_metric", *BASELINES]
 SHARED = "share.html"
 CURVES = "curves.png"  # beside the page of one run
-GROUPS = "groups.csv"  # beside the page of several runs
+GROUPS = "groups.csv"  # beside the page of all runs in a folder
 _SWEPT = re.compile(r"(?:^|,)([A-Z][A-Z0-9_]*)=")  # a key in the name of a run of a sweep
 # in the terminal
 _MAX_OPTIONS = 6
@@ -88,7 +90,7 @@ def main(argv: list[str]) -> int:
         page = flags.output or folders[0] / (SHARED if flags.share else REPORT)
         runs = _write_run(folders[0], page, flags.share)
     else:
-        page = flags.output or folders[0].absolute().parent / (SHARED if flags.share else COMPARISON)
+        page = flags.output or _comparison_of(flags.folders, folders, SHARED if flags.share else COMPARISON)
         runs, table = _write_comparison(folders, page, flags.share)
         if not flags.csv:
             print(table, end="\n\n")
@@ -98,12 +100,35 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _comparison_of(given: Sequence[Path], folders: Sequence[Path], name: str) -> Path:
+    """The page `name` in the folder of the runs if it has these runs alone, else one with a checksum of what is given.
+
+    folders: of the runs, and others.
+    """
+    paths = [os.path.abspath(path) for path in given]
+    page = Path(paths[0], name) if len(paths) == 1 else Path(paths[0]).with_name(name)
+    inside = [folder for path in page.parent.glob("*") for folder in _folders_in(path)]
+    if _runs_in(inside) == _runs_in(folders):
+        return page
+    return page.with_stem(f"{page.stem}-{zlib.crc32(repr(sorted(paths)).encode()):08x}")
+
+
+def _runs_in(folders: Sequence[Path]) -> set[str]:
+    return {os.path.abspath(folder) for folder in folders if (folder / RUN_OPTIONS).exists()}
+
+
+def _beside(page: Path, name: str) -> Path:
+    """A file that belongs to the page: pages of other names, so of other runs, have other ones."""
+    prefix = "" if page.name in (REPORT, COMPARISON, SHARED) else f"{page.stem}-"
+    return page.with_name(f"{prefix}{name}")
+
+
 def _write_run(folder: Path, page: Path, is_shared: bool) -> list[RunContents]:
     """Writes the page of a run, and the picture of its curves beside it."""
     runs = [read_contents(folder)]
     write_output(page, run_page(runs[0], is_shared))
     if curves := _as_png(curves_of(runs)):
-        write_output(page.with_name(CURVES), curves)
+        write_output(_beside(page, CURVES), curves)
     return runs
 
 
@@ -124,11 +149,14 @@ def _write_comparison(folders: Sequence[Path], page: Path, is_shared: bool) -> t
     runs = ranked(runs)
     groups = groups_of(runs, problems)
     compare_settings(groups)
-    pooled = _pool(groups, page.parent, problems)
+    pooled = _pool(groups, page, problems)
+    table = _beside(page, GROUPS)
+    if table.exists() and not groups:
+        problems.append(f"{table}: is of other runs than the page; delete it")
     write_output(page, comparison_page(runs, groups, problems, page.parent, pooled, is_shared))
     if groups:
         cells = (list(group.cells.values()) for group in groups)
-        write_output(page.parent / GROUPS, table_text(list(groups[0].cells), cells))
+        write_output(table, table_text(list(groups[0].cells), cells))
     for problem in problems:
         print(escape_control_characters(problem), file=sys.stderr)
     return runs, _tables(runs, groups)
@@ -150,7 +178,7 @@ def _as_png(charts: Sequence[Chart]) -> bytes:
     return file.getvalue()
 
 
-def _pool(groups: Sequence[Group], folder: Path, problems: list[str]) -> dict[str, EvaluationContents]:
+def _pool(groups: Sequence[Group], page: Path, problems: list[str]) -> dict[str, EvaluationContents]:
     """The evaluation of all held-out images of each group of folds, by the end of its title; adds reasons for none."""
     found = {}
     folds = [group for group in groups if group.are_folds]
@@ -162,13 +190,14 @@ def _pool(groups: Sequence[Group], folder: Path, problems: list[str]) -> dict[st
         if len(folds) > 1:
             name += f"-{number}"
             title += f" of {group.runs[0].name}"
+        folder = _beside(page, name)
         try:
-            found[title] = pool_folds(group.runs, folder / name)
+            found[title] = pool_folds(group.runs, folder)
         except UserError as error:
             problems.append(f"no figures out of fold: {error}")
             continue
         group.figures["out_of_fold"] = found[title].values.get(group.runs[0].metric.name)
-        print_escaped(f"Out of fold: {folder / name}", file=sys.stderr)
+        print_escaped(f"Out of fold: {folder}", file=sys.stderr)
     return found
 
 

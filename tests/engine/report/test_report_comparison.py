@@ -31,8 +31,9 @@ def compare(capsys):
     def compare(*folders) -> tuple[Reader, list[str], list[str]]:
         assert main(list(map(str, folders))) == 0
         printed = capsys.readouterr()
-        page = Reader((folders[0].parent / "compare.html").read_text(encoding="utf-8"))
-        return page, printed.out.splitlines(), printed.err.splitlines()
+        lines = printed.out.splitlines()
+        page = Reader(Path(lines[-1].removeprefix("Page: ")).read_text(encoding="utf-8"))
+        return page, lines, printed.err.splitlines()
 
     return compare
 
@@ -194,6 +195,36 @@ def test_the_table_fits_the_terminal_and_names_what_it_leaves_out(columns, shown
         assert column in page.text
         assert (column in lines[0]) != any(line.startswith("On the page") and column in line for line in lines)
     assert ("training time" in lines[0]) == (shown == 400)
+
+
+def test_a_page_of_a_part_of_the_runs_leaves_the_page_of_all_and_its_groups(tmp_path, compare):
+    """Whatever is given first, and if the names are given in another form."""
+    sweep = tmp_path / "output/sweep"
+    runs = []
+    for rate, seed in product((0.01, 0.02), (0, 1)):
+        runs.append(make_run(sweep / f"{rate}-{seed}", 2, [f"TRAIN.BASE_LR={rate}", f"SEED={seed}"]))
+    alone = make_run(tmp_path / "output/alone", 2)
+
+    def files() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in [*sweep.glob("*.[ch]*"), *sweep.parent.glob("*.[ch]*")]}
+
+    compare(sweep)
+    before = files()
+    page = compare(sweep, alone)[1][-1]
+    assert page == f"Page: {sweep.parent / 'compare.html'}"
+    assert len(read_csv_rows(sweep.parent / "groups.csv")) == 2
+    for part in (runs[:2], runs[1:3], [runs[0], alone]):
+        compare(*part)
+        compare(*(Path(os.path.relpath(run)) for run in part))
+    assert before.items() <= files().items()
+    assert len([*sweep.glob("compare-*.html")]) == 3
+    (own,) = sweep.glob("compare-*-groups.csv")
+    (group,) = read_csv_rows(own)
+    assert group["runs"] == "2"
+    assert compare(*runs)[1][-1] == f"Page: {sweep / 'compare.html'}"
+    for run in runs[1::2]:
+        run.rename(tmp_path / run.name)
+    assert f"{sweep / 'groups.csv'}: is of other runs than the page; delete it" in compare(sweep)[2]
 
 
 @mark.parametrize("epoch", [0, 1])

@@ -267,7 +267,7 @@ def test_a_copy_to_share_names_no_file_folder_host_or_person(run, tmp_path):
     options = cli("MODEL.PRETRAINED=backbone7.pth DATA.CLASSES=klassen7.txt DATA.IMAGE_ROOT=/home/anna7/bilder7")
     options += cli("DATA.DATASET=csv DATA.DATA_PATH=befunde7.csv DATA.GROUPS=patient7 TRAIN.BASE_LR=0.01")
     options += ["MODEL.TYPE=timm", "MODEL.NAME=resnet18"]
-    folder = make_run(tmp_path / "digits-2", options=options)
+    folder = make_run(tmp_path / "both/digits-2", options=options)
     add_evaluation(folder, ["cat", "dog", "fox"])
     config = folder / "config.yaml"
     config.write_text(config.read_text().replace("resnet18", "local-dir:modell7"))
@@ -278,16 +278,16 @@ def test_a_copy_to_share_names_no_file_folder_host_or_person(run, tmp_path):
     (folder / "suspects").mkdir()
     columns = "correction,split,path,label,predicted,probability,label_probability,margin"
     (folder / "suspects/suspects.csv").write_text(f"{columns}\n,val,bilder7/P200.jpg,cat,dog,90,1,-89\n")
-    shutil.copytree(folder, tmp_path / "digits-3")
-    update_json(tmp_path / "digits-3/run.json", state="finished")
-    (tmp_path / "digits-3/report.html").touch()
+    shutil.copytree(folder, tmp_path / "both/digits-3")
+    update_json(tmp_path / "both/digits-3/run.json", state="finished")
+    (tmp_path / "both/digits-3/report.html").touch()
     private = ["7.pth", "klassen7", "anna7", "bilder7", "befunde7", "patient7", "klinik7", "P100", "P200", "modell7"]
     page = read_page(folder).html
     assert all(word in page for word in private)
     private += [".jpg", ".png", ".csv", ".yaml", str(tmp_path), "data:image", 'href="digits']
     report.main([str(folder), "-share"])
-    report.main([str(folder), str(tmp_path / "digits-3"), "-share"])
-    for file in (folder / "share.html", tmp_path / "share.html"):
+    report.main([str(folder), str(tmp_path / "both/digits-3"), "-share"])
+    for file in (folder / "share.html", tmp_path / "both/share.html"):
         text = file.read_text()
         assert [word for word in private if word in text] == []
         assert "30.00%" in text
