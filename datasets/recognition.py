@@ -87,7 +87,7 @@ def _roles_of(data: Data, dataset: str) -> dict[str, str | None]:
     if given and not data.class_folders:
         root = Path(data.data_path)
         paths, _ = without_masks(FoundFiles(root).all_images())
-        split, split_of, _ = by_split(data, paths)
+        split, split_of, _ = by_split(root, paths)
         of_split = "[^/]+/"
         named = [*filter(word_in, split_of)]
         if len(named) < len(split_of):  # train has none

@@ -20,7 +20,9 @@ _LACKING = re.compile(r"(?i:nan|null|<na>|n/a)|-1(\.0)?|NA|None")  # as programs
 
 
 def check_names(rows: Rows, wanted: Wanted) -> Rows:
-    """Finds classes with one name, of which one is not in NFC; adds warnings about names that differ only in case."""
+    """Finds classes with one name, of which one is not in NFC; adds warnings about names that differ only in case, and
+    names as of a lacking label.
+    """
     spellings = defaultdict(set)
     for name in rows.class_names:
         spellings[name.casefold()].add(name)
@@ -28,7 +30,12 @@ def check_names(rows: Rows, wanted: Wanted) -> Rows:
     twice = [name for name, count in Counter(rows.class_names).items() if count > 1]
     place = f"{wanted.data.data_path}: two classes are named"
     findings = [f"{place} {shorten(name)}, in two Unicode forms; merge them" for name in twice]
-    return rows.noted(*[Note("warning", f"classes {names} differ only in case") for names in variants]).found(*findings)
+    notes = [Note("warning", f"classes {names} differ only in case") for names in variants]
+    lacking = [*filter(_LACKING.fullmatch, rows.class_names)]
+    if lacking and not (wanted.data.rename or wanted.data.only_classes):
+        text = f"{list_names(lacking)} is a class; if it is no label, remove its images or rows"
+        notes.append(Note("warning", f"{text}: {wanted.data.data_path}"))
+    return rows.noted(*notes).found(*findings)
 
 
 def name_numbers(rows: Rows, wanted: Wanted) -> Rows:
@@ -105,15 +112,6 @@ def take_classes(rows: Rows, wanted: Wanted) -> Rows:
     counts = _count(rows)
     left_out = list_names([f"{names[label]} ({counts[label]} images)" for label in others], 5)
     return taken.noted(Note("screen", f"left out: {left_out}, DATA.ONLY_CLASSES"))
-
-
-def warn_of_lacking(rows: Rows, wanted: Wanted) -> Rows:
-    """Notes the trained classes whose names are of lacking labels."""
-    odd = [*filter(_LACKING.fullmatch, rows.class_names)]
-    if not odd or "train" not in rows.splits:
-        return rows
-    text = f"{list_names(odd)} is trained as a class; if it is no label, remove its images or rows"
-    return rows.noted(Note("warning", f"{text}: {wanted.data.data_path}"))
 
 
 def _count(rows: Rows) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from datasets.sources.shared_arrays import to_nfc
 
@@ -59,7 +59,7 @@ def any_word_in(name: str) -> str:
     return SPLIT_WORDS.get(name.lower()) or word_in(name) or ""
 
 
-def hidden_splits(folders: Iterable[Sequence[str]], level: int, split_of: Callable[[str], str]) -> list[str]:
+def hidden_splits(folders: Iterable[Sequence[str]], level: int) -> set[str]:
     """The names of val or test in folders of another split, by the ones at a level: test of train/test/cat; also above
     the level in paths that are of train without its word.
 
@@ -68,11 +68,11 @@ def hidden_splits(folders: Iterable[Sequence[str]], level: int, split_of: Callab
     splits_with = defaultdict[tuple[int, str, bool], set[str]](set)
     words_at = defaultdict[int, set[str]](set)
     for names in folders:
-        outer = "".join(names[level : level + 1])
-        start = level + 1 if any_word_in(outer) else 0
+        split = any_word_in("".join(names[level : level + 1]))
+        start = level + 1 if split else 0
         for place, name in enumerate(names[start:], start):
             is_last = place + 1 == len(names)
-            splits_with[place, name, is_last].add(split_of(outer))
+            splits_with[place, name, is_last].add(split or "train")
             words_at[place].add(any_word_in(name))
     found = set()
     for (place, name, is_last), splits in splits_with.items():
@@ -80,7 +80,7 @@ def hidden_splits(folders: Iterable[Sequence[str]], level: int, split_of: Callab
         is_class = is_last and len(splits) > 1 and "" in words_at[place]
         if word in ("val", "test") and not is_class and splits & {"train", "val"} - {word}:
             found.add(name)
-    return sorted(found)
+    return found
 
 
 def label_in(expression: str, path: str) -> str:

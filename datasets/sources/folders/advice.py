@@ -19,7 +19,6 @@ from datasets.sources.class_names import list_names
 from datasets.sources.folders.class_folders import FoundFiles, Levels
 from datasets.sources.folders.labels import by_split, is_mask, without_masks
 from datasets.sources.groups import FEWEST, IDENTIFIER, level_of_cases
-from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, any_word_in, label_in, of_level, split_of, word_in
 from datasets.sources.question import Answer, Question, Way, with_columns, without_empty, words_of
 from datasets.sources.samples import ImageFiles
@@ -27,12 +26,10 @@ from datasets.sources.shared_arrays import PackedStrings, to_nfc
 from datasets.sources.tables.cells import Columns
 from datasets.sources.tables.columns import likely_columns
 from datasets.sources.tables.files import IS_WORKBOOK, TABLE_SUFFIXES, WORKBOOK, open_table, table_file
-from datasets.sources.tables.joins import TWO_TABLES
+from datasets.sources.tables.joins import TWO_TABLES, files_beside, splits_beside, text_of
 from utils.errors import UserError
-from utils.files import open_regular_file
 from utils.notes import Note
 
-_BESIDE = r"(?i)\.(csv|tsv|jsonl?|ndjson|txt|xlsx|xls|ods)$"
 _FROM_JSON = "docs/data.md#labels-in-json makes a table"
 _ANY = "latin-1"  # reads any file: the labels are compared, not used
 # Text before the last number of a name, cat.0.jpg, great_pyrenees_12.jpg, cat (3).jpg; the first field, lamp.x1y.jpg
@@ -42,39 +39,14 @@ _IN_NAMES = (
     *(rf"([^/{mark}]+){mark}[^/]+\.\w+$" for mark in (r"\.", "_", "-")),
 )
 IN_LETTERS = re.compile(r"(.)/\1")  # a/abbey
-_PART_BYTES = 16384  # four parts of a table: whether it names the images
 _LABEL_NAME = re.compile("(?i)label|class|species|breed|categor|target|diagnos|scientific")
 _MAX_SHOWN = 3  # folders
 _MAX_NAMES = 4  # classes, and numbers in names of files
 
 
-def files_beside(root: Path) -> list[Path]:
-    """The tables, lists, workbooks and .json files in `root`, in the folders in it, and near it."""
-    found = []
-    for name in ("", "..", "../meta", "../labels", "../val", *FoundFiles(root).top()[0]):
-        folder = Path(os.path.normpath(root / name))
-        with suppress(OSError):
-            files = [folder / file for file in list_directory(folder)[1] if re.search(_BESIDE, file)]
-            found += files if len(files) <= 20 else []  # more are of single images
-    return found
-
-
-def _text_of(file: Path) -> str:
-    """The first lines of a file, and three parts of a large one: the images may be the last ones of a table."""
-    text = b""
-    with suppress(OSError), open_regular_file(file) as opened:
-        text = opened.read(_PART_BYTES)
-        size = opened.seek(0, os.SEEK_END)
-        for part in (1, 2, 3) if size > _PART_BYTES else ():
-            opened.seek(part * (size - _PART_BYTES) // 3)
-            text += opened.read(_PART_BYTES)
-    return text.replace(b"\0", b"").decode("utf-8-sig", "replace")
-
-
-def names_images(file: Path, class_names: Collection[str] = ()) -> bool:
-    """Whether the first lines name images or classes: `requirements-dev.txt` beside the data is no list."""
-    words = {*re.split(r"[\s,;|\"'/\\]+", to_nfc(_text_of(file)[:4096]))}
-    return not words.isdisjoint(class_names) or any(map(is_image_name, words))
+def _names_images(file: Path) -> bool:
+    """Whether the first lines name images: `requirements-dev.txt` beside the data is no list."""
+    return any(map(is_image_name, re.split(r"[\s,;|\"'/\\]+", text_of(file)[:4096])))
 
 
 class TableBeside(NamedTuple):
@@ -121,9 +93,27 @@ def table_of_other_labels(listing: ImageFiles, root: Path) -> TableBeside | None
         agrees = any(_have_same_classes(one.labels, class_of) for one in table.answers)
         if not agrees or any(not class_of.keys().isdisjoint(one.held_out) for one in table.answers):
             return table
+    for file in splits_beside(files_beside(root), listing.paths, root)[0]:
+        answer = _splits_of_folders(file, listing)
+        if not answer:
+            return TableBeside(file, [Way("docs/data.md#lists-of-splits makes a table of both")])
+        if not answer.held_out.isdisjoint(_class_of(listing)):
+            return TableBeside(file, [_way_to(answer)])
     for table in tables_beside(root, listing.root, listing.class_names):
         if any(2 * len({*one.labels.values()}) <= len(listing.class_names) for one in table.answers[:1]):
             return TableBeside(table.file, [Way("docs/data.md#labels-of-folders makes a table of images")])
+    return None
+
+
+def _splits_of_folders(file: Path, listing: ImageFiles) -> Answer | None:
+    """The training on class folders with the splits in a table, if its images are in them."""
+    class_of = _class_of(listing)
+    candidates, _ = likely_columns(open_table(file, _ANY), {*map(_stem, listing.paths)})
+    for level in range(3):
+        columns = {"path": candidates[0]["path"]}
+        found = _answer_of(file, columns, listing.root, class_of.keys(), of_level(level))
+        if found and all(class_of.get(path, label) == label for path, label in found.labels.items()):
+            return found
     return None
 
 
@@ -151,26 +141,38 @@ def tables_beside(
                 known = known or {os.path.abspath(os.path.join(folder, path)) for path in paths}
                 found = _answer_of(place, columns, folder, known)
                 if found and _adds_labels(found, file, known, is_named, seen):
-                    counts = found.counts
-                    classes = list_names([f"{name} ({counts[name]})" for name in sorted(counts)], _MAX_NAMES)
-                    image_root = found.data.image_root
-                    more = f" {words_of(image_root=image_root)}" if image_root else ""
-                    option = f"-dataset=csv {found.path} -opts {found.options}{more}"
                     seen[found] = file
-                    ways.append(Way(f"{option} trains on its {len(counts)} classes, {classes}{found.note}", found))
+                    ways.append(_way_to(found))
             if candidates and not ways:
                 ways = _advise_join(file, any_labels)
             if ways:
                 yield TableBeside(file, ways)
 
 
-def _answer_of(place: Path, columns: Columns, folder: Path, known: Set[str]) -> Answer | None:
+def _way_to(found: Answer) -> Way:
+    counts = found.counts
+    classes = list_names([f"{name} ({counts[name]})" for name in sorted(counts)], _MAX_NAMES)
+    more = {"image_root": found.data.image_root, "labels": found.data.labels}
+    options = f"{found.options} {words_of(**{key: value for key, value in more.items() if value})}".strip()
+    option = f"-dataset=csv {found.path} -opts {options}"
+    return Way(f"{option} trains on its {len(counts)} classes, {classes}{found.note}", found)
+
+
+def _answer_of(
+    place: Path, columns: Columns, folder: Path, known: Set[str], labels: str | None = None
+) -> Answer | None:
     """The training on a table with these columns; without the rows that have no label, and with DATA.IMAGE_ROOT, only
     where the images are not read without.
     """
-    given: dict[str, Any] = {"DATA_PATH": str(place), "DATASET": "csv", "COLUMNS": columns, "ENCODING": _ANY}
+    given: dict[str, Any] = {
+        "DATA_PATH": str(place),
+        "DATASET": "csv",
+        "COLUMNS": columns,
+        "ENCODING": _ANY,
+        "LABELS": labels,
+    }
     given["MULTI_LABEL"] = "cells" in columns  # which only several columns have
-    is_one_hot = isinstance(columns["label"], list)
+    is_one_hot = isinstance(columns.get("label"), list)
     for image_root in (None, str(folder)):
         data = Data.model_validate({**given, "IMAGE_ROOT": image_root})
         found = with_columns(data, {}, data.multi_label).tried() or without_empty(data, is_one_hot).tried()
@@ -207,7 +209,7 @@ def _advise_join(file: Path, any_labels: bool) -> list[Way]:
     for other in FoundFiles(file.parent).top()[1]:
         if not other.lower().endswith(TABLE_SUFFIXES) or other == file.name:
             continue
-        first_line = _text_of(file.parent / other).partition("\n")[0]  # it may be large
+        first_line = text_of(file.parent / other).partition("\n")[0]  # it may be large
         names = [name.strip(' "\r') for name in re.split(r"[,;\t|]", first_line)]
         shared = [name for name in names if name in table.header]
         added = [name for name in names if name not in shared and (any_labels or _LABEL_NAME.search(name))]
@@ -222,7 +224,7 @@ def _advise_join(file: Path, any_labels: bool) -> list[Way]:
 
 def _may_name(file: Path, stems: set[str]) -> bool:
     """Whether a fiftieth of the lines in a part of a table name images: others are not read."""
-    text = _text_of(file).replace("\\", "/")
+    text = text_of(file).replace("\\", "/")
     cells = chain(re.split(r"[,;|\"\t\n]", text), text.split())
     return 50 * len(stems.intersection(map(_stem, cells))) > text.count("\n")
 
@@ -334,22 +336,11 @@ def _candidates(root: Path, levels: Levels, trainings: Sequence[str], images: Se
 def notes_on_lists(root: Path, listing: ImageFiles) -> list[Note]:
     """Lines on lists of splits, workbooks and MegaDetector's boxes in or beside the folders, which are not read."""
     found = files_beside(root)
-    of_splits = [path for path in found if word_in(path.stem) in SPLIT_NAMES.values()]
-    stems = map(_stem, listing.paths) if of_splits else ()
-    names = {*listing.class_names, *(stem for stem in stems if len(stem) > 2)}  # a text may have a 1
-    lists = [str(path) for path in of_splits if "split" in path.stem or names_images(path, names)]
-    notes = []
-    if lists:
-        shown = ", ".join(lists[:_MAX_SHOWN])
-        notes.append(
-            Note(
-                "warning", f"the folders decide, not read: {shown}; docs/data.md#lists-of-splits makes a table of them"
-            )
-        )
+    _, notes = splits_beside(found, chain(listing.paths, listing.class_names), root)
     for path in found:
         if re.search(WORKBOOK, path.name):
             notes.append(Note("screen", f"{path}: {IS_WORKBOOK}, if it has labels"))
-        if path.suffix == ".json" and path.parent == root and '"detections"' in _text_of(path):
+        if path.suffix == ".json" and path.parent == root and '"detections"' in text_of(path):
             text = f"{path}: boxes of animals, people and vehicles by MegaDetector, which are not the classes here"
             notes.append(Note("screen", f"{text}; {_FROM_JSON} of them, to train on"))
     return notes
@@ -358,10 +349,9 @@ def notes_on_lists(root: Path, listing: ImageFiles) -> list[Note]:
 def _other_data(root: Path, images: Sequence[str]) -> list[Way]:
     """The lists that are not read, and a way to read well-known data."""
     stems = set(map(_stem, images))
-    lists = [path for path in files_beside(root) if names_images(path, stems) or re.search(WORKBOOK, path.name)]
-    walked = ((folder, name) for folder, _, names in FoundFiles(root).walk(root) for name in names)
-    of_images = (Path(folder, name) for folder, name in walked if name.endswith(".json"))
-    lists = lists or [*islice(of_images, 1)]  # of a single image
+    lists = [path for path in files_beside(root) if _may_name(path, stems) or re.search(WORKBOOK, path.name)]
+    walked = (Path(folder, name) for folder, _, names in FoundFiles(root).walk(root) for name in names)
+    lists = lists or [*islice((path for path in walked if path.suffix == ".json"), 1)]  # of a single image
     move = Way("move the images of each class into one folder (docs/data.md#labels-of-folders)")
     public = Way("-dataset=torchvision/NAME reads public data sets")
     if not lists:
@@ -385,7 +375,7 @@ def _labels_in_paths(root: Path) -> list[Way]:
     """
     paths, _ = without_masks(FoundFiles(root).images_in(root))
     try:
-        level, _, of_split = by_split(Data.model_validate({"DATA_PATH": str(root)}), paths)
+        level, _, of_split = by_split(root, paths)
     except UserError:
         return []
     if {"train", "test"} <= {split_of(os.path.basename(path)) for path in paths}:
@@ -437,7 +427,7 @@ def _are_classes(labels: Counter[str]) -> bool:
 def note_on_inner_classes(listing: ImageFiles, given: Path) -> list[Note]:
     """A question if the folders in class folders may be the classes: colon/{aca,n}. given: DATA_PATH."""
     folders = [folder.split("/") for folder in listing.sizes]
-    has_lists = any(file.suffix == ".json" and names_images(file) for file in files_beside(given))  # iNaturalist 2018
+    has_lists = any(file.suffix == ".json" and _names_images(file) for file in files_beside(given))  # iNaturalist 2018
     level = _inner_level(folders, numbers=has_lists)
     if len(listing.class_names) < 2 or not level:
         return []

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -15,10 +15,9 @@ from configs.yaml_io import format_value, shorten
 from datasets.sources.class_names import list_names, positions
 from datasets.sources.folders.class_folders import FoundFiles
 from datasets.sources.path_words import MASK, hidden_splits, label_in, word_in
-from datasets.sources.question import Answer, Question, Way, words_of
 from datasets.sources.samples import ImageFiles, listing_arrays
 from datasets.sources.shared_arrays import StringPacker
-from utils.errors import Finding
+from utils.errors import Finding, UserError
 from utils.notes import Note
 
 _MAX_SHOWN = 4
@@ -26,13 +25,13 @@ is_mask = re.compile(MASK, re.IGNORECASE).fullmatch
 Paths = dict[str, list[str]]  # of the images of each split
 
 
-def by_split(data: Data, paths: Sequence[str]) -> tuple[int, dict[str, str], Paths]:
+def by_split(root: Path, paths: Sequence[str]) -> tuple[int, dict[str, str], Paths]:
     """The level of folders that are splits, the split of each name at it, and the paths of each split: cat.0.jpg in
     train/ or test1/, 0.jpg in cat/train/ or cat/val/.
 
     It is the first level at which a folder has the word of a split; 'none': of images without labels. Without such a
     level, it is -1. Train may have no folder at the level: {a,b}/0.jpg test/{a,b}/0.jpg.
-    Raises Question: not all folders of the level have such a word, or two have the same one, none is train, or another
+    Raises UserError: not all folders of the level have such a word, or two have the same one, none is train, or another
     split is in one.
     """
     folders = dict.fromkeys(path.rpartition("/")[0] for path in paths)
@@ -46,14 +45,14 @@ def by_split(data: Data, paths: Sequence[str]) -> tuple[int, dict[str, str], Pat
         recurring = bare & {one[level + 1] for one in parts if len(one) > level + 1 and words[one[level]]}
         if "train" not in named and (2 * len(recurring) > len(bare) or bare == {""}):
             words.update(dict.fromkeys(bare, "train"))
-        unclear = sorted(words.keys() - {""})
+        unclear = words.keys() - {""}
         if all(words.values()) and len({*named}) == len(named) and "train" in words.values():
-            unclear = hidden_splits(parts, level, words.__getitem__)
+            unclear = hidden_splits(parts, level)
         if unclear:
-            raise _which_is(
-                data,
-                unclear,
-                {"/".join(one[: one.index(name)]) for one in parts for name in {*unclear}.intersection(one)},
+            shown = list_names(sorted(unclear), _MAX_SHOWN)
+            fix = "give the folder of one alone, or name them so; if none is a split:"
+            raise UserError(
+                f"{root}: which of the folders {shown} is train, val or test? Then {fix} -opts DATA.CLASS_FOLDERS=true"
             )
         found = Paths((word, []) for word in words.values())
         split_of = {folder: words[name] for folder, name in zip(folders, names, strict=True)}
@@ -61,21 +60,6 @@ def by_split(data: Data, paths: Sequence[str]) -> tuple[int, dict[str, str], Pat
             found[split_of[path.rpartition("/")[0]]].append(path)
         return level, words, found
     return -1, {}, {"train": [*paths]}
-
-
-def _which_is(data: Data, names: Sequence[str], outer: Set[str]) -> Question:
-    """The question about folders, and the labels in paths that are read in one around them, or without splits."""
-    ways = [Way("name them so")]
-    if data.labels or data.columns:
-        one = Answer(data.changed(data_path=os.path.join(data.data_path, *outer)))
-        if len(outer) == 1 and "" not in outer and one.is_read:
-            ways.append(Way(f"give {one.path}", one))
-        confirmed = Answer(data.changed(class_folders=True), words_of(class_folders=True))
-        if confirmed.is_read:
-            ways.append(Way(f"if none is a split: -opts {confirmed.options}", confirmed))
-    return Question(
-        f"{data.data_path}: which of the folders {list_names(names, _MAX_SHOWN)} is train, val or test? ", ways
-    )
 
 
 def note_on_splits(root: Path, folders: Mapping[str, Path], unread: Sequence[str]) -> Note:
@@ -100,7 +84,7 @@ class LabelledPaths:
         level = -1
         self._paths = {"train": paths}
         if not data.class_folders:
-            level, _, self._paths = by_split(data, paths)
+            level, _, self._paths = by_split(self.root, paths)
         self.folders = dict[str, Path]()
         for split, of_split in self._paths.items():
             outer = of_split[0].split("/")[: level + 1]

@@ -125,8 +125,8 @@ def _as_splits(levels: Levels, listing: ImageFiles) -> str | None:
     have such words.
     """
     outer = 0 if all(map(any_word_in, levels.sizes)) else 1
-    held_out = hidden_splits([folder.split("/")[outer:] for folder in listing.sizes], -1, lambda _: "train")
-    return f"the folders {list_names(held_out, _MAX_SHOWN)} in them may be of test or val" if held_out else None
+    held_out = hidden_splits([folder.split("/")[outer:] for folder in listing.sizes], -1)
+    return f"the folders {list_names(sorted(held_out), _MAX_SHOWN)} in them may be of test or val" if held_out else None
 
 
 def _as_split(levels: Levels, listing: ImageFiles) -> str | None:

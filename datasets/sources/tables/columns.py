@@ -183,13 +183,12 @@ class _Folders:
             elif len(self._others[level]) < _MAX_SEEN:
                 self._others[level].add(name)
 
-    def find(self) -> tuple[int, dict[str, str], list[str]]:
+    def find(self) -> tuple[int, dict[str, str], set[str]]:
         """The first level of splits, and the split of each name in lower case: others, and paths without a folder, are
         of train; and the names of other splits in them: c/test beside train/c, val/c.
         """
         level, split_of = self._first_level()
-        hidden = hidden_splits(self._folders, level, lambda name: split_of.get(name.lower(), "train"))
-        return level, split_of, hidden
+        return level, split_of, hidden_splits(self._folders, level)
 
     def _first_level(self) -> tuple[int, dict[str, str]]:
         """-1 without one. Others are of train beside its word, or if most recur in the folders of splits:
@@ -245,8 +244,7 @@ def likely_columns(
     if not paths or "probability_1" in header or "label_probability" in header:  # predictions, suspect labels
         return [], False
     path = with_folder(table, paths[0])
-    others = [name for name in names or header if name != paths[0] and not _has_objects(values[name])]
-    rest = [name for name in others if not _NO_LABEL.fullmatch(_plain(name))]
+    rest = [name for name in names or header if name != paths[0] and not _is_no_label(name, values[name])]
     several = [name for name in rest if len(values[name]) > 1]
     labels = _label_columns(several)
     cells = [] if labels else _columns_of_cells(rest, values)
@@ -257,6 +255,10 @@ def likely_columns(
         texts = set[str]().union(*(values[name] for name in cells))
         found.insert(0, {"path": path, "label": cells, **ways_on(sorted(texts), {})[0]})
     return found or [{"path": path}], bool(labels or cells)
+
+
+def _is_no_label(name: str, values: Collection[str]) -> bool:
+    return bool(_NO_LABEL.fullmatch(_plain(name)) or _splits_of(name, values) or _has_objects(values))
 
 
 def _columns_of_cells(names: list[str], values: Values) -> list[str]:
@@ -348,7 +350,7 @@ def _find_split(
         return name, several[name]
     folders.places.level, split_of, doubtful = folders.find()
     if doubtful:
-        problem = f"rows in the folders {list_names(doubtful)} may be of test or val"
+        problem = f"rows in the folders {list_names(sorted(doubtful))} may be of test or val"
         fix = "write the split of each row (train, val, test) into a column split"
         table.doubt = Question(f"{table.file}: {problem}; {fix}; or ", [on_all_rows(data)])
     if split_of:

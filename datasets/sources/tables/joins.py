@@ -2,22 +2,26 @@
 
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
-from itertools import chain, islice, zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 
 from configs.schema import Data
-from datasets.sources.listing import paths_in
+from datasets.sources.listing import list_directory, paths_in
 from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, split_of, word_in
 from datasets.sources.question import Question, on_all_rows
 from datasets.sources.samples import ImageFiles, spread
 from datasets.sources.tables.files import Lines, Table, open_table, read_lines
 from datasets.sources.tables.places import mend
-from utils.errors import UserError
+from utils.files import open_regular_file
 from utils.notes import Note
 
 TWO_TABLES = "docs/data.md#joined-tables makes one table"
-_MAX_LINES = 1000  # of a file beside a table
+_MAX_LINES = 1000  # of a file beside images
+_BESIDE = r"(?i)\.(csv|tsv|jsonl?|ndjson|txt|xlsx|xls|ods)$"
+_MAX_SHOWN = 3  # lists
+_PART_BYTES = 16384  # four parts of a file
 _FEWEST = 10  # images that it names, of a longer one
 _OF_SPLITS = re.compile(r"(?i)[\w ]*(split|partition)[\w ]*")
 
@@ -58,7 +62,7 @@ def check_splits_beside(listing: ImageFiles, table: Table, data: Data) -> list[N
     """A warning about lists of splits beside a table without splits, as test_list.txt.
 
     Doubts of the table: names with words of splits, train_1.jpg and test_1.jpg; a table of splits of its images, as
-    eval_partition.csv. More than 20 files are of images. listing: of the table.
+    eval_partition.csv. listing: of the table.
     """
     names = listing.paths
     words = {split_of(os.path.basename(names[index])) for index in spread(len(names), _MAX_LINES)}
@@ -66,39 +70,72 @@ def check_splits_beside(listing: ImageFiles, table: Table, data: Data) -> list[N
         problem = "its images are of splits by their names"
         fix = "write the split of each row (train, val, test) into a column split"
         table.doubt = Question(f"{table.file}: {problem}; {fix}; or ", [on_all_rows(data)])
-    root = table.file.parent
-    found = [file for folder in (root, *paths_in(root, "*/")) for file in paths_in(folder, "*.[ct][sx][vt]")]
-    lists = {file for file in found if word_in(file.stem) in SPLIT_NAMES}
-    files = [file for file in found if file != table.file and (file in lists or file.suffix != ".txt")]
+    others = [file for file in files_beside(table.file.parent) if file != table.file]
+    tables, notes = splits_beside(others, names, table.file, "-beside-a-table")
+    for file in tables[:1]:
+        way = on_all_rows(data, f", without the splits in {file}; {TWO_TABLES} of both")
+        table.doubt = Question(f"{table.file}: its images have splits in another table; ", [way])
+    return notes
+
+
+def files_beside(root: Path) -> list[Path]:
+    """The tables, lists, workbooks and .json files in `root`, in the folders in it, and near it."""
+    found = []
+    near = (Path(os.path.normpath(root / name)) for name in ("", "..", "../meta", "../labels", "../val"))
+    for folder in (*near, *paths_in(root, "[!.]*/")):
+        with suppress(OSError):
+            files = [folder / file for file in list_directory(folder)[1] if re.search(_BESIDE, file)]
+            found += files if len(files) <= 20 else []  # more are of single images
+    return found
+
+
+def splits_beside(
+    files: Iterable[Path], names: Iterable[str], place: Path, page: str = ""
+) -> tuple[list[Path], list[Note]]:
+    """The tables with a column of splits of images, and a warning about lists of splits.
+
+    names: of the images, and of the classes that a list may name. page: the end of its name.
+    """
+    tables = list[Path]()
+    lists = list[str]()
     stems = set[str]()
-    shown = []
-    for file in files if len(files) <= 20 else ():
+    for file in files:
         others, is_table = _columns_beside(file)
-        if not (is_table or file in lists):
+        is_list = word_in(file.stem) in SPLIT_NAMES
+        if not (is_table or is_list):
             continue
         stems = stems or {*map(_stem, names)}
         named = stems.intersection(map(_stem, chain(*others)))
-        if not named or len(named) < min(_FEWEST, len(others[0]) - 1):
-            continue
-        if is_table:
-            way = on_all_rows(data, f", without the splits in {file}; {TWO_TABLES} of both")
-            table.doubt = Question(f"{table.file}: its images have splits in another table; ", [way])
-        else:
-            shown.append(str(file))
-    fix = "docs/data.md#lists-of-splits-beside-a-table makes a column of them"
-    text = f"{table.file}: lists of splits are not read: {', '.join(shown)}; {fix}"
-    return [Note("warning", text)] if shown else []
+        is_named = bool(named) and len(named) >= min(_FEWEST, len(others[0]) - 1)
+        if is_table and is_named:
+            tables.append(file)
+        elif is_list and (is_named or "split" in file.stem):  # perhaps of the numbers of images
+            lists.append(str(file))
+    text = f"{place}: lists of splits are not read: {', '.join(lists[:_MAX_SHOWN])}"
+    fix = f"docs/data.md#lists-of-splits{page} makes a table of them"
+    return tables, [Note("warning", f"{text}; {fix}")] if lists else []
+
+
+def text_of(file: Path) -> str:
+    """The first lines of a file, and three parts of a large one: the images may be the last ones of a table."""
+    text = b""
+    with suppress(OSError), open_regular_file(file) as opened:
+        text = opened.read(_PART_BYTES)
+        size = opened.seek(0, os.SEEK_END)
+        for part in (1, 2, 3) if size > _PART_BYTES else ():
+            opened.seek(part * (size - _PART_BYTES) // 3)
+            text += opened.read(_PART_BYTES)
+    return text.replace(b"\0", b"").decode("utf-8-sig", "replace")
 
 
 def _columns_beside(file: Path) -> tuple[list[tuple[str, ...]], bool]:
-    """The first cells of the columns of a file but those of splits, and whether it has one of these."""
-    lines = list[list[str]]()
-    with suppress(UserError):  # it cannot be read
-        for line in islice(read_lines(file), _MAX_LINES):
-            lines.append([cell.strip(' "\n') for cell in re.split(r"[,;|\t]", line)])
-    columns = [*zip_longest(*lines, fillvalue="")]
+    """The cells of the columns of a file but those of splits, and whether it has one of these."""
+    rows = list[list[str]]()
+    for line in text_of(file).splitlines()[:_MAX_LINES]:
+        rows.append([cell.strip(' "{}') for cell in re.split(r"[,;|\t]|\": ?", line)])  # also of JSON
+    columns = [*zip_longest(*rows, fillvalue="")]
     others = [column for column in columns if not _are_splits(*column)]
-    return others, len(others) < len(columns)
+    return others, len(others) < len(columns) and len(rows) > 1
 
 
 def _are_splits(name: str, *values: str) -> bool:

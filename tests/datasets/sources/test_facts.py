@@ -108,6 +108,9 @@ folders, train and holdout | {a,b}/@.png | labels.csv | path,label,split | {path
 folders, tables of both splits | {a,b}/@.png | {value}.csv | path,label | {path},{folder} | train train val | .
 folders, tr and te | {a,b}/@.png | labels.csv | path,label,split | {path},{folder},{value} | tr tr te | .
 folders, column train | {a,b}/@.png | labels.csv | path,label,train | {path},{folder},{value} | TRAIN TRAIN TEST | .
+folders, splits alone | {a,b}/@.png | meta.csv | path,age,split | {path},{n},{value} | train train test | .
+folders, splits alone, one folder | images/{a,b}/@.png | meta.csv | path,split | {path},{value} | 0 0 1 | .
+folders, splits in JSON lines | {a,b}/@.png | meta.jsonl | | {{"path": "{path}", "split": "{value}"}} | train test | .
 patients, train and holdout | {p1,p2}/@.png | labels.csv | path,label,split | {path},{label},{value} | train train train holdout | .
 patients, tr and te | {p1,p2}/@.png | labels.csv | path,label,split | {path},{label},{value} | tr tr tr te | .
 patients, 0 and 1 | {p1,p2}/@.png | labels.csv | path,label,split | {path},{label},{value} | 0 0 0 1 | .

@@ -64,7 +64,7 @@ def read(data):
         return read_alone(data)
     except UserError as error:
         message = str(error)
-    known = [words for words in re.findall(COMMAND, message) if not re.search("VALUE|NAME|-data_path,", words)]
+    known = [words for words in re.findall(COMMAND, message) if not re.search("VALUE|NAME", words)]
     for answer in typed("; ".join(known), data):
         forget_listings()
         try:

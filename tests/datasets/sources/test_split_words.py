@@ -21,9 +21,9 @@ train | TRAIN TRAIN TRAIN TEST | 15 0 5 |
 """
 
 
-def write(root, images, column, values):
+def write(root, images, column, values, label="label"):
     rows = rows_of("{path},{label},{value}", images, label="xxxxyyyy", value=values)
-    write_table(tree(root, *images) / "labels.csv", rows, f"path,label,{column}")
+    write_table(tree(root, *images) / "labels.csv", rows, f"path,{label},{column}")
 
 
 @each_row(COLUMNS)
@@ -44,12 +44,15 @@ def test_words_of_splits(column, values, sizes, unknown, place, tmp_path):
 
 
 @each_row(COLUMNS)
-def test_a_column_of_splits_beside_class_folders_is_a_question(column, values, sizes, unknown, tmp_path):
-    """Also if the labels are those of the folders."""
-    write(tmp_path, rows_of("{label}/{path}", IMAGES, label="xxxxyyyy"), column, values.split())
+@pytest.mark.parametrize("label", ["label", "kind", "sex"])
+def test_a_column_of_splits_beside_class_folders_is_a_question(label, column, values, sizes, unknown, tmp_path):
+    """Also if the labels are those of the folders, or only the folders have labels."""
+    write(tmp_path, rows_of("{label}/{path}", IMAGES, label="xxxxyyyy"), column, values.split(), label)
     given = options(tmp_path, dataset="folder")
     of_table, of_folders = typed(line_of(read_splits, given).replace("VALUE", unknown), given)
-    assert len(read_splits(of_table)[2]) == int(sizes.split()[2])
+    splits = read_splits(of_table)
+    assert len(splits[2]) == int(sizes.split()[2])
+    assert all(path.startswith(label) for path, label in classes_of(*splits).items())
     assert sum(map(len, read_splits(of_folders))) == 20
 
 

@@ -56,7 +56,7 @@ numbered classes | class{1,2,3,4}/img_{1,2,3,4,5}.jpg | class1 class2 class3 cla
 numbered classes of few images | class{1,2,3,4,5}/{a,b}.jpg | class1 class2 class3 class4 class5 | 5 5 | 0
 grades | Grade_{1,2,3,4,5}/{a,b}.jpg | Grade_1 Grade_2 Grade_3 Grade_4 Grade_5 | 5 5 | 0
 types | type-{1,2,3,4,5}/{a,b}.jpg | type-1 type-2 type-3 type-4 type-5 | 5 5 | 0
-official splits by number | {x,y,z} train_test_split.txt! | x y z | 9 3 | 1
+official splits by number | {x,y,z} train_test_split.txt!! | x y z | 9 3 | 1
 a class called test | {train,val}/{a,test} | a test | 8 8 | 0
 lacking labels | {a,b,nan,None,-1} | -1 None a b nan | 15 5 | 1
 names of masks | {a,b}/{cat_0,cat_1,mask_0,mask_1,3_mask}.jpg | a b | 8 2 | 0
