@@ -124,6 +124,9 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     images = replace(images, epochs=_epochs_of_choice(config, record, split))
     notes += [note.on("Data") for note in read.notes]
     notes.append(images)
+    if images.classes == 1 and not (prediction or config.data.multi_label):
+        text = "all images are of one class: top-1 is its recall, and means nothing if the labels are placeholders"
+        notes.append(Note("warning", text, misleads=True).on("Data"))
     if not names_note:
         samples, names_note = name_outputs(samples, record, config)
     notes.append(Note("screen", f"Class names: {names_note}"))

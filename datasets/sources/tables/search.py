@@ -74,7 +74,7 @@ def _in_folders(
     others: Sequence[Path],
 ) -> Places | None:
     """The paths, or their ends after the folders that all of them share, in a folder beside the table."""
-    of_split, usable = _folders_beside(root, split_of(file.stem))
+    of_split, usable = _folders_beside(root, file.stem)
     for strip in _shared_folders(listed):
 
         def fitting(folders: Sequence[Path], most: int, strip: str = strip) -> list[Places]:
@@ -105,7 +105,7 @@ def _at_any_depth(
     place_in: Callable[..., Places], file: Path, root: Path, listed: Sequence[str], sample: Sequence[str]
 ) -> Places | None:
     """The paths in the only folder that has them, or the only file of each name."""
-    _, usable = _folders_beside(root, split_of(file.stem))
+    _, usable = _folders_beside(root, file.stem)
     most = max(_MAX_SEARCHED, 3 * len(listed))
     files = list(islice(chain(paths_in(root, "*"), *(folder.rglob("*") for folder in usable)), most))
     if len(files) == most:  # not all were seen
@@ -135,8 +135,11 @@ def _folders_with(sample: Iterable[str], files: Iterable[Path]) -> Iterator[str]
                 yield str(file)[: str(file).rindex(path)]
 
 
-def _folders_beside(root: Path, split: str | None) -> tuple[list[Path], list[Path]]:
-    """The folders of images of a split, and those that are not of masks, other splits, or without a split of test."""
+def _folders_beside(root: Path, table: str) -> tuple[list[Path], list[Path]]:
+    """The folders of images of the split in a table's name, and those that are not of masks, other splits, or without a
+    split of test. Submissions (sample_submission) are of test images.
+    """
+    split = "test" if "submission" in table.lower() else split_of(table)
     folders = [path for path in paths_in(root, "*/") if not path.name.startswith(".")]
     of_split = [path for path in folders if split and split_of_images(path.name) == split]
     of_others = {"train", "val", "test"} - {split} if split else {"test"}

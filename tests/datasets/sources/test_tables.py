@@ -469,19 +469,20 @@ def test_labels_of_a_kaggle_test_are_placeholders_if_all_are_equal(table, tmp_pa
 
 
 ROOTS = """
-root | trained | expected
-test | | test/0a.png
- | | test/0a.png
-train | train | test/0a.png
-train | | train/0a
+name | root | trained | expected
+test | test | | test/0a.png
+test | | | test/0a.png
+sample_submission | | | test/0a.png
+test | train | train | test/0a.png
+test | train | | train/0a
 """
 
 
 @each_row(ROOTS)
-def test_ids_of_images_to_predict_keep_their_column(table, tmp_path, root, trained, expected):
+def test_ids_of_images_to_predict_keep_their_column(table, tmp_path, name, root, trained, expected):
     """A table of ids: the images are in the given folder, or where they are found."""
     ids = ["0a", "1", "-2"]
-    file = table("test.csv", [f"test/{name}.png" for name in ids] + ["train/1.png"], id=ids, width=range(3))
+    file = table(f"{name}.csv", [f"test/{one}.png" for one in ids] + ["train/1.png"], id=ids, width=range(3))
     folder = {"train": f"{tmp_path}/train", "test": f"{tmp_path}/test"}
     images = unlabelled(str(file), options(tmp_path, image_root=folder.get(root)), folder.get(trained))
     assert images.column == "id"

@@ -108,13 +108,16 @@ def test_data_path_takes_the_place_of_the_digits_of_a_checkpoint(digits_run, tmp
         run_here(*argv, "-data_path=nowhere")
 
 
-def test_a_folder_of_two_classes_is_evaluated_by_name(trained, tmp_path):
-    """The checkpoint is away from its run. All images count: without names the top-1 would be 0%."""
+def test_a_folder_of_some_classes_is_evaluated_by_name(trained, tmp_path):
+    """The checkpoint is away from its run. All images count: without names the top-1 would be 0%. One class, as of the
+    placeholders of a sample submission, is a warning.
+    """
     moved = shutil.copy(trained / "best.pth", tmp_path / "moved.pth")
     for label in (1, 3):
         write_class(tmp_path / "test" / CLASSES[label], label, 11)
-    result, _ = evaluate(moved, tmp_path / "test", tmp_path / "out")
-    assert result["top1"] == 100
+        result, text = evaluate(moved, tmp_path / "test", tmp_path / f"out{label}")
+        assert result["top1"] == 100
+        assert ("Warning: Data: all images are of one class" in text) == (label == 1)
 
 
 @mark.parametrize("rule", [["DATA.VAL_FRACTION=0.2"], ["DATA.FOLDS=5", "DATA.FOLD=4"]])
