@@ -39,6 +39,7 @@ _COLUMN = re.compile(
     r"(participant|person|case|lesion|animal)[ _-]?(id|no|nr|number)",
     re.IGNORECASE,
 )
+_HOW_TO_FILL = "fill it in, with a name of its own for an image that is alone"
 FEWEST = 5  # groups; fewer are categories
 # Expressions of the cases in names of files: the first fields, fewest first; the text before the last number
 _FIELD = r"[^/_.\s-]+"
@@ -116,24 +117,32 @@ def _cases_beside(listing: ImageFiles, data: Data, purpose: str) -> str:
 
 def _text_of_columns(table: Table, in_classes: Mapping[str, Counter[tuple[str, str]]], purpose: str) -> str:
     """in_classes: of each column, the images of each value in each class."""
-    sizes = {name: len({value for value, _ in pairs}) for name, pairs in in_classes.items() if _are_groups(pairs)}
+    sizes = {name: len({value for value, _ in pairs} - {""}) for name, pairs in in_classes.items() if _are_groups(pairs)}
     if not sizes:
         return ""
     found = sorted(sizes, key=sizes.__getitem__)
     number = in_classes[found[0]].total()
+    gaps = {name: sum(count for (value, _), count in in_classes[name].items() if not value) for name in found}
     options = [
         f"-opts {words_of(groups=name)} ({sizes[name]:,} values, {number / sizes[name]:.3g} images a value)"
         for name in found
+        if not gaps[name]
     ]
+    if not options:
+        text = f"{shorten(found[0])} has {sizes[found[0]]:,} values, and none in {gaps[found[0]]:,} of {number:,} images"
+        options = [f"{text}: {_HOW_TO_FILL}, for DATA.GROUPS"]
     return f"{table.file}: {purpose}: {' or '.join(options)}"
 
 
 def _are_groups(rows: Counter[tuple[str, str]]) -> bool:
-    """Whether values recur, and each class has several. rows: of each value in each class."""
-    values = {value for value, _ in rows}
+    """Whether values recur, and each class has several; of less than half the rows, none. rows: of each value in each
+    class.
+    """
+    named = Counter({(value, label): count for (value, label), count in rows.items() if value})
+    values = {value for value, _ in named}
     classes = {label for _, label in rows}
-    are_several = FEWEST <= len(values) < rows.total() and len(rows) >= 2 * len(classes)
-    return are_several and "" not in values  # each image needs a group
+    are_several = FEWEST <= len(values) < named.total() and len(named) >= 2 * len(classes)
+    return are_several and 2 * named.total() >= rows.total()
 
 
 def _cases_in_folders(listing: ImageFiles, purpose: str) -> str:
@@ -216,8 +225,8 @@ def group(rows: Rows, wanted: Wanted) -> Rows:
                         f"{len(missing)} of {len(groups)} images have no group, such as {samples.location(missing[0])}"
                     )
                     raise UserError(
-                        f"DATA.GROUPS {format_value(data.groups)}: {images}; write one into the column, the table "
-                        "path,group or the .json, or correct the expression, which is searched in "
+                        f"DATA.GROUPS {format_value(data.groups)}: {images}; {_HOW_TO_FILL} (the column, the table "
+                        "path,group or the .json), or correct the expression, which is searched in "
                         f"{shorten(samples.names_for_split[missing[0]])}"
                     )
                 splits[split] = samples.with_arrays(**to_arrays(groups, "groups"))

@@ -160,7 +160,8 @@ seq_number | {site} |   # of an image in its sequence
 site | {label}{label} |   # of a class
 plot | {n} |   # one image each
 camera | {few} |   # make
-specimen | {gaps} |   # images without
+specimen | {gaps} |   # images without: the column is named with them
+specimen | {rare} |   # most images without
 weather | {site} |
 """
 
@@ -171,6 +172,7 @@ def test_columns_are_groups_by_names_and_values(header, row, columns, tmp_path):
     images = range(120)
     words = {"site": [n // 10 for n in images], "sequence": [n // 3 for n in images], "few": "0123"}
     words |= {"gaps": [n // 10 or "" for n in images], "label": "abcdef"}
+    words["rare"] = [n // 5 if n < 40 else "" for n in images]
     rows = rows_of(f"{{path}},{{label}},{row}", GROUPED, **words)
     write_table(tree(tmp_path, *GROUPED) / "train.csv", rows, f"image_path,target,{header}")
     given = options(tmp_path, dataset="csv")
@@ -178,6 +180,8 @@ def test_columns_are_groups_by_names_and_values(header, row, columns, tmp_path):
     advised = [one for note in notes for one in typed(note, given)]
     assert [one.groups for one in advised] == shlex.split(columns)
     assert all(sum(groups_apart(*read_splits(one))) >= 12 for one in advised)
+    assert bool(told(read_splits(given)[0].notes, "in 10 of 120 images: fill it in")) == (row == "{gaps}")
+    assert not told(read_splits(given)[0].notes, "in 80 of")
 
 
 def test_without_groups_of_other_images_the_screen_has_the_reason_alone(tmp_path):
