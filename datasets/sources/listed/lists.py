@@ -230,7 +230,7 @@ def read_table(part: TableSplit, train_part: TableSplit, wanted: Wanted) -> Imag
         option = without_empty(data, bool(train_rows.classes)).options
         no_label = f"has no label; fill it in, or read the others with -dataset=csv -opts {option}"
         if is_list:
-            no_label = "does not end with a class number; write a path, a space and a number from 0"
+            no_label = "does not end with a class number; write a path, a space, and a number from 0 or one word"
     findings += _find_wrong_labels(rows, names_of, labels_of, problem, no_label)
     if not rows.target_ids and not findings:
         findings.append(f"{rows.file}: lists no images; add one line per image")
@@ -321,8 +321,13 @@ def _find_wrong_labels(
         elif not labels and no_label:
             wrong[target_id] = no_label
     target_ids = np.frombuffer(rows.row_target_ids, np.int32)
-    for row in np.flatnonzero(np.isin(target_ids, [*wrong])).tolist():
-        yield f"{rows.place(rows.lines[row])}: {shorten(rows.names.strings()[row])}: {wrong[target_ids[row]]}"
+    found = np.flatnonzero(np.isin(target_ids, [*wrong])).tolist()
+    also = ""
+    if len(wrong) == len(labels_of) == 1 < len(found):  # one mistake in all of them
+        also = f" (as all {len(found)} rows)"
+        del found[1:]
+    for row in found:
+        yield f"{rows.place(rows.lines[row])}: {shorten(rows.names.strings()[row])}{also}: {wrong[target_ids[row]]}"
 
 
 def split_labels(target: str, separator: str | None) -> list[str]:

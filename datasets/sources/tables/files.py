@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,9 @@ _SEPARATORS = ",;\t|"  # spreadsheets write semicolons where the comma is the de
 _INVISIBLE = " \u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # of web pages and spreadsheets
 _COMMENT = re.compile(r"#(?!\S+\.\w+( +\d+)?$)")
 _LABELLED = re.compile(r"(.*\S)\s+([0-9]+(?:\.0*)?)")  # a line of a list
+_NAMED = re.compile(rf"(?i)(.*(?:{'|'.join(map(re.escape, IMAGE_EXTENSIONS))}))\s+([^\W\d_][^\s/]*)")  # of a list of names
+_ENDINGS = "|".join(map(re.escape, IMAGE_EXTENSIONS))
+_NAMED = re.compile(rf"(.*(?:{_ENDINGS}))\s+([^\W\d_][^\s/.]*)", re.IGNORECASE)  # a line of a list of names
 Cells = dict[str, str]  # the text in each column of a row
 Lines = Iterator[tuple[int, Cells]]  # the number of a line, and its row
 
@@ -275,23 +279,29 @@ class JsonLines(Table):
 class TextList(Table):
     """PaddleViT's lists: a path, which may contain spaces, white space, and a class number, which may lack.
 
-    A line that begins with # is a comment, but for a name without spaces, such as #1.png.
+    If the first image has a name in its place (cat.jpg cat), others may have, too. A line that begins with # is a
+    comment, but for a name without spaces, such as #1.png.
     """
-
-    is_list = True
 
     def __init__(self, file: Path) -> None:
         super().__init__(file, ("path", "label"))
 
+    @cached_property
+    def is_list(self) -> bool:  # type: ignore[override]
+        _, first = next(self._lines(), (0, ""))
+        return not _NAMED.fullmatch(first)
+
     def __iter__(self) -> Lines:
+        for number, line in self._lines():
+            labelled = _LABELLED.fullmatch(line) or (not self.is_list and _NAMED.fullmatch(line))
+            path, label = labelled.groups() if labelled else (line, "")
+            yield number, {"path": path, "label": label}
+
+    def _lines(self) -> Iterator[tuple[int, str]]:
+        """The lines with an image, and their numbers."""
         for number, line in enumerate(map(str.strip, read_lines(self.file)), 1):
-            if _COMMENT.match(line):
-                continue
-            labelled = _LABELLED.fullmatch(line)
-            if labelled:
-                yield number, {"path": labelled[1], "label": labelled[2]}
-            elif line:
-                yield number, {"path": line, "label": ""}
+            if line and not _COMMENT.match(line):
+                yield number, line
 
 
 def _clean(text: str) -> str:

@@ -35,14 +35,16 @@ def test_imagenet_lists(tmp_path):
 
 @pytest.mark.parametrize("images", [["a 1.jpg", "b.jpg"], ["x/a 1.jpg", "x/b.jpg"], ["p1/a 1.jpg", "p2/b.jpg"]])
 def test_the_images_of_a_list_are_found_as_of_a_table(images, tmp_path):
-    """In its folder, in the only one there, or by their names; a number at the end of a line is no part of the path."""
+    """In its folder, in the only one there, or by their names; a number or a name after a path is no part of it."""
     for image in images:
         write_image(tmp_path / image)
-    (tmp_path / "train_list.txt").write_text("a 1.jpg 1\nb.jpg 0.0\n")
-    trained = Lists(Wanted(options(tmp_path))).read("train")
-    assert trained.targets.tolist() == [1, 0]
-    for samples in (trained, unlabelled(str(tmp_path / "train_list.txt"), options(tmp_path))):
-        assert [samples.name(index) for index in range(2)] == [str(tmp_path / image) for image in images]
+    for lines, names in (("a 1.jpg 1\nb.jpg 0.0\n", ["0", "1"]), ("a 1.jpg dog\nb.jpg\tcat\n", ["cat", "dog"])):
+        (tmp_path / "train_list.txt").write_text(lines)
+        trained = Lists(Wanted(options(tmp_path))).read("train")
+        assert trained.targets.tolist() == [1, 0]
+        assert trained.class_names == names
+        for samples in (trained, unlabelled(str(tmp_path / "train_list.txt"), options(tmp_path))):
+            assert [samples.name(index) for index in range(2)] == [str(tmp_path / image) for image in images]
 
 
 @pytest.mark.parametrize("place", ["", "data_256/"])

@@ -37,6 +37,7 @@ ROWS = {  # of train.csv; a part of the error
 PATHS = r"""
 dataset | path | content | part
 csv | x.csv | PK\5\6\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0 | x.csv: is a ZIP archive.* CSV$  # or an archive of Kaggle's
+csv | x.txt | a.jpg big cat\nb.jpg big dog\n | x.txt:1: .* \(as all 2 rows\): .*or one word
 csv | x.csv | version https://git-lfs\n | x.csv:1:
 imagenet2012 | a.xlsx | PK | a.xlsx: is a workbook.* CSV$
 csv | a.ODS | PK | a.ODS: is a workbook.* CSV$
