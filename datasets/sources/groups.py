@@ -20,7 +20,7 @@ from configs.yaml_io import format_value, shorten
 from datasets.sources.class_names import list_names
 from datasets.sources.listing import paths_in
 from datasets.sources.path_words import of_level
-from datasets.sources.question import words_of
+from datasets.sources.question import Answer, Question, Way, words_of
 from datasets.sources.rows import Rows
 from datasets.sources.samples import ImageFiles, is_multi_hot
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
@@ -117,7 +117,8 @@ def _cases_beside(listing: ImageFiles, data: Data, purpose: str) -> str:
 
 def _text_of_columns(table: Table, in_classes: Mapping[str, Counter[tuple[str, str]]], purpose: str) -> str:
     """in_classes: of each column, the images of each value in each class."""
-    sizes = {name: len({value for value, _ in pairs} - {""}) for name, pairs in in_classes.items() if _are_groups(pairs)}
+    values = {name: {value for value, _ in pairs} - {""} for name, pairs in in_classes.items() if _are_groups(pairs)}
+    sizes = {name: len(of) for name, of in values.items()}
     if not sizes:
         return ""
     found = sorted(sizes, key=sizes.__getitem__)
@@ -129,7 +130,8 @@ def _text_of_columns(table: Table, in_classes: Mapping[str, Counter[tuple[str, s
         if not gaps[name]
     ]
     if not options:
-        text = f"{shorten(found[0])} has {sizes[found[0]]:,} values, and none in {gaps[found[0]]:,} of {number:,} images"
+        name = found[0]
+        text = f"{shorten(name)} has {sizes[name]:,} values, and none in {gaps[name]:,} of {number:,} images"
         options = [f"{text}: {_HOW_TO_FILL}, for DATA.GROUPS"]
     return f"{table.file}: {purpose}: {' or '.join(options)}"
 
@@ -278,6 +280,12 @@ def _find_groups(listing: ImageFiles, data: Data, given: str) -> PackedStrings:
                 f"{file}:1: has no column group; it has {list_names(table.header)}; call its columns path and group"
             )
         return _groups_in(listing, table, data.data_path, {"path": "path", "label": "group"}, data)
+    outer = data.changed(data_path=os.path.normpath(os.path.join(data.data_path, "..")))
+    for table in () if listing.file else _tables_beside(listing, outer):
+        answer = Answer(outer)
+        if given in table.header and answer.is_read:
+            problem = f"DATA.GROUPS {given} is unknown in {place}, but a column of {table.file}; "
+            raise Question(problem, [Way(f"give {answer.path}", answer)])
     known = f"one of {list_names(columns)}, " if columns else ""
     fix = f"; give {known}a table path,group or an expression (part) of the paths in {listing.root}"
     raise UserError(f"DATA.GROUPS {given} is unknown in {place}{did_you_mean(given, columns) or fix}")

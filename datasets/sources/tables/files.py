@@ -41,7 +41,6 @@ _SEPARATORS = ",;\t|"  # spreadsheets write semicolons where the comma is the de
 _INVISIBLE = " \u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # of web pages and spreadsheets
 _COMMENT = re.compile(r"#(?!\S+\.\w+( +\d+)?$)")
 _LABELLED = re.compile(r"(.*\S)\s+([0-9]+(?:\.0*)?)")  # a line of a list
-_NAMED = re.compile(rf"(?i)(.*(?:{'|'.join(map(re.escape, IMAGE_EXTENSIONS))}))\s+([^\W\d_][^\s/]*)")  # of a list of names
 _ENDINGS = "|".join(map(re.escape, IMAGE_EXTENSIONS))
 _NAMED = re.compile(rf"(.*(?:{_ENDINGS}))\s+([^\W\d_][^\s/.]*)", re.IGNORECASE)  # a line of a list of names
 Cells = dict[str, str]  # the text in each column of a row

@@ -217,3 +217,11 @@ def test_groups_of_class_folders_are_a_column_of_the_table_beside_them(tmp_path)
     for groups in ("patient", r"(\d+)", "lists.csv"):
         splits = read_splits(given.changed(groups=groups))
         assert sum(groups_apart(*splits)) == 12
+
+
+def test_the_table_of_a_column_of_groups_in_the_folder_around_is_named(tmp_path):
+    paths = expand("images/{a,b}/{0..11}.jpg")
+    write_table(tree(tmp_path, *paths) / "meta.csv", rows_of("{path},P{stem}", paths), "file,patient")
+    given = options(tmp_path / "images", groups="patient")
+    (advised,) = typed(line_of(read_splits, given), given)
+    assert sum(groups_apart(*read_splits(advised))) == 12
