@@ -280,15 +280,20 @@ def _find_groups(listing: ImageFiles, data: Data, given: str) -> PackedStrings:
                 f"{file}:1: has no column group; it has {list_names(table.header)}; call its columns path and group"
             )
         return _groups_in(listing, table, data.data_path, {"path": "path", "label": "group"}, data)
-    outer = data.changed(data_path=os.path.normpath(os.path.join(data.data_path, "..")))
-    for table in () if listing.file else _tables_beside(listing, outer):
-        answer = Answer(outer)
-        if given in table.header and answer.is_read:
-            problem = f"DATA.GROUPS {given} is unknown in {place}, but a column of {table.file}; "
-            raise Question(problem, [Way(f"give {answer.path}", answer)])
+    if not listing.file:
+        _refuse_table_around(listing, data, given)
     known = f"one of {list_names(columns)}, " if columns else ""
     fix = f"; give {known}a table path,group or an expression (part) of the paths in {listing.root}"
     raise UserError(f"DATA.GROUPS {given} is unknown in {place}{did_you_mean(given, columns) or fix}")
+
+
+def _refuse_table_around(listing: ImageFiles, data: Data, column: str) -> None:
+    """Raises Question: a table in the folder around DATA_PATH has the column, and the images are read from there."""
+    outer = Answer(data.changed(data_path=os.path.normpath(os.path.join(data.data_path, ".."))))
+    for table in _tables_beside(listing, outer.data):
+        if column in table.header and outer.is_read:
+            problem = f"DATA.GROUPS {column}: {data.data_path} has no such column, but {table.file} has"
+            raise Question(f"{problem}; ", [Way(f"give {outer.path}", outer)])
 
 
 def _groups_beside(listing: ImageFiles, data: Data, column: str) -> PackedStrings | None:
