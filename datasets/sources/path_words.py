@@ -66,18 +66,17 @@ def hidden_splits(folders: Iterable[Sequence[str]], level: int) -> set[str]:
     A name of images in several splits is a class, {train,val}/{control,test}, unless all beside it are splits, too.
     """
     splits_with = defaultdict[tuple[int, str, bool], set[str]](set)
-    words_at = defaultdict[int, set[str]](set)
     for names in folders:
         split = any_word_in("".join(names[level : level + 1]))
         start = level + 1 if split else 0
         for place, name in enumerate(names[start:], start):
             is_last = place + 1 == len(names)
             splits_with[place, name, is_last].add(split or "train")
-            words_at[place].add(any_word_in(name))
+    with_others = {place for place, name, _ in splits_with if not any_word_in(name)}
     found = set()
     for (place, name, is_last), splits in splits_with.items():
         word = any_word_in(name)
-        is_class = is_last and len(splits) > 1 and "" in words_at[place]
+        is_class = is_last and len(splits) > 1 and place in with_others
         if word in ("val", "test") and not is_class and splits & {"train", "val"} - {word}:
             found.add(name)
     return found

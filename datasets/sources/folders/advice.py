@@ -108,10 +108,8 @@ def table_of_other_labels(listing: ImageFiles, root: Path) -> TableBeside | None
 def _splits_of_folders(file: Path, listing: ImageFiles) -> Answer | None:
     """The training on class folders with the splits in a table, if its images are in them."""
     class_of = _class_of(listing)
-    candidates, _ = likely_columns(open_table(file, _ANY), {*map(_stem, listing.paths)})
     for level in range(3):
-        columns = {"path": candidates[0]["path"]}
-        found = _answer_of(file, columns, listing.root, class_of.keys(), of_level(level))
+        found = _answer_of(file, {}, listing.root, class_of.keys(), of_level(level))
         if found and all(class_of.get(path, label) == label for path, label in found.labels.items()):
             return found
     return None
@@ -216,8 +214,8 @@ def _advise_join(file: Path, any_labels: bool) -> list[Way]:
         if not (shared and added):
             continue
         known = {*table.column(shared[0])}
-        rows = [cells for _, cells in open_table(file.parent / other, _ANY) if cells.get(shared[0]) in known]
-        if any(len({cells.get(name) for cells in rows}) > 1 for name in added):
+        rows = (cells for _, cells in open_table(file.parent / other, _ANY) if cells.get(shared[0]) in known)
+        if len({tuple(map(cells.get, added)) for cells in rows}) > 1:
             return [Way(f"{TWO_TABLES} of {file} and {other}, which share the column {shorten(shared[0])}")]
     return []
 

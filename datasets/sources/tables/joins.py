@@ -18,7 +18,7 @@ from utils.files import open_regular_file
 from utils.notes import Note
 
 TWO_TABLES = "docs/data.md#joined-tables makes one table"
-_MAX_LINES = 1000  # of a file beside images
+_MAX_NAMES = 1000  # whose words are searched
 _BESIDE = r"(?i)\.(csv|tsv|jsonl?|ndjson|txt|xlsx|xls|ods)$"
 _MAX_SHOWN = 3  # lists
 _PART_BYTES = 16384  # four parts of a file
@@ -65,15 +65,15 @@ def check_splits_beside(listing: ImageFiles, table: Table, data: Data) -> list[N
     eval_partition.csv. listing: of the table.
     """
     names = listing.paths
-    words = {split_of(os.path.basename(names[index])) for index in spread(len(names), _MAX_LINES)}
+    words = {split_of(os.path.basename(names[index])) for index in spread(len(names), _MAX_NAMES)}
     if None not in words and len(words) > 1:
         problem = "its images are of splits by their names"
         fix = "write the split of each row (train, val, test) into a column split"
         table.doubt = Question(f"{table.file}: {problem}; {fix}; or ", [on_all_rows(data)])
     others = [file for file in files_beside(table.file.parent) if file != table.file]
     tables, notes = splits_beside(others, names, table.file, "-beside-a-table")
-    for file in tables[:1]:
-        way = on_all_rows(data, f", without the splits in {file}; {TWO_TABLES} of both")
+    if tables:
+        way = on_all_rows(data, f", without the splits in {tables[0]}; {TWO_TABLES} of both")
         table.doubt = Question(f"{table.file}: its images have splits in another table; ", [way])
     return notes
 
@@ -117,21 +117,22 @@ def splits_beside(
 
 
 def text_of(file: Path) -> str:
-    """The first lines of a file, and three parts of a large one: the images may be the last ones of a table."""
+    """The first lines of a file, and of three parts of a large one: the images may be the last ones of a table."""
     text = b""
     with suppress(OSError), open_regular_file(file) as opened:
         text = opened.read(_PART_BYTES)
         size = opened.seek(0, os.SEEK_END)
         for part in (1, 2, 3) if size > _PART_BYTES else ():
             opened.seek(part * (size - _PART_BYTES) // 3)
-            text += opened.read(_PART_BYTES)
+            lines = opened.read(_PART_BYTES).partition(b"\n")[2]  # without the end of one
+            text = text[: text.rfind(b"\n")] + b"\n" + lines
     return text.replace(b"\0", b"").decode("utf-8-sig", "replace")
 
 
 def _columns_beside(file: Path) -> tuple[list[tuple[str, ...]], bool]:
     """The cells of the columns of a file but those of splits, and whether it has one of these."""
     rows = list[list[str]]()
-    for line in text_of(file).splitlines()[:_MAX_LINES]:
+    for line in text_of(file).splitlines():
         rows.append([cell.strip(' "{}') for cell in re.split(r"[,;|\t]|\": ?", line)])  # also of JSON
     columns = [*zip_longest(*rows, fillvalue="")]
     others = [column for column in columns if not _are_splits(*column)]

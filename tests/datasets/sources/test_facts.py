@@ -133,6 +133,8 @@ each column that may be the label | site{1,2,3}/@.jpg | images.csv | filename,lo
 column of groups | @.png | labels.csv | path,label,who | {path},{label},p{value} | 1 1 1 1 2 2 2 2 3 3 3 3 | labels.csv | {columns: {group: who}}
 patients in folders | ill/SOB/P-ill{1,2,3,4}/{40X,100X}/@.png & well/SOB/P-well{1,2,3,4}/{40X,100X}/@.png | | | | | .
 magnifications | {ill/duct,ill/lobe,well/fib,well/ade}/{40X,100X,200X}/@.png | | | | | .
+patients in names of classes | ill/P1@_{1,2,3}.png & well/P2@_{1,2,3}.png | | | | | .
+patients beside folders | {a,b}/@.png | meta.csv | path,patient | {path},p{value} | 1 1 2 2 3 3 4 4 5 5 6 6 | .
 plates of both classes | {ill,well}/P{1,2,3,4,5,6}/@.png | | | | | .
 magnifications of both classes | {ill,well}/{40X,100X,200X,400X}/@.png | | | | | .
 patients in names | images/PAT{0,1,2,3}_{0,1,2}.png | | | | | .
@@ -246,6 +248,11 @@ def read(root, data):
 NO_ANSWERS = 'torchvision/NAME|VALUE|: "?NAME'  # a person fills them in
 
 
+def size_of(facts):
+    """The images of all splits."""
+    return sum(map(int, re.findall(r"(?:train|val|test) (\d+) of ", facts)))
+
+
 def lines_of(root):
     """Of each data set, and of each option that is printed, typed: it reads what the answer in the question reads."""
     for name, data in readings(root):
@@ -261,6 +268,7 @@ def lines_of(root):
             is_known = not re.search(NO_ANSWERS, words)
             assert not found or is_known or facts
             assert found or not is_known, (name, words)
+            assert not (found and facts) or size_of(found) == size_of(facts), (name, words)  # of a note
             if not (answers and is_known):  # of a note, or of an error that is no question
                 continue
             answer = answers.pop(0)

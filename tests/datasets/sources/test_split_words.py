@@ -56,6 +56,14 @@ def test_a_column_of_splits_beside_class_folders_is_a_question(label, column, va
     assert sum(map(len, read_splits(of_folders))) == 20
 
 
+def test_a_large_table_of_splits_beside_class_folders_is_a_question(tmp_path):
+    """The images of the folders are the last ones in it, and its parts are cut in the words of splits."""
+    images = [*expand("a/{0..9}.jpg"), *expand("b/{10..19}.jpg")]
+    rows = [f"image of another folder {n}.png,{('validation', 'training')[n % 2]}" for n in range(4000)]
+    write_table(tree(tmp_path, *images) / "x.csv", [*rows, *(f"{path},test" for path in images)], "f,g")
+    assert "x.csv" in line_of(read_splits, options(tmp_path, dataset="folder"))
+
+
 @pytest.mark.parametrize("others", [["val"], ["val", "test"]])
 def test_rows_of_test_in_the_table_of_train_are_not_trained_on(others, tmp_path):
     parts = ["train", "train", "val", "test"]
