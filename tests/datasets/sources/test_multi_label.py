@@ -60,19 +60,6 @@ def test_an_image_has_the_labels_of_all_its_rows(tmp_path):
     assert any("3 rows add labels" in str(note) for note in train.notes)
 
 
-def test_names_are_sorted_and_targets_are_multi_hot(tables):
-    given = tables(train=["dog|polar bear", "", "cat", "polar bear|cat|dog"], val=["dog", "cat|dog"])
-    train = Tables(Wanted(given)).read("train")
-    val = Tables(Wanted(given)).read("val")
-    assert train.class_names == val.class_names == ["cat", "dog", "polar bear"]
-    assert train.has_class_names
-    assert train.findings == val.findings == []
-    assert train.targets.dtype == np.int8
-    assert bits_of(train) == "011 000 100 111"
-    assert bits_of(val) == "010 110"
-    assert train.class_counts(4).tolist() == [2, 2, 2, 0]
-
-
 def test_a_label_that_says_that_there_is_none_is_named_until_it_is_none(tables):
     labels = ["a|b", "a", "No Finding", "b", "No Finding", "normal|a"]
     given = tables(train=labels, val=labels)

@@ -202,16 +202,6 @@ def test_the_advised_values_of_a_column_are_the_test_images(site, problem, label
     assert names_of(test) == FILES[24:]
 
 
-@pytest.mark.parametrize(("patient", "split"), [(0, "train"), (9, "val")])
-def test_groups_in_two_splits_are_named(patient, split, labelled):
-    patients = [number // 2 for number in range(30)]
-    patients[24] = patient  # of the test
-    file = labelled(LABELS, site=SITES, patient=patients)
-    given = {"columns": {"split": {"column": "site", "test": ["Süd"], "val": [7]}}, "groups": "patient"}
-    (note,) = told(read(file, **given)[0].notes, "both", "warning")
-    assert f"test are not independent of {split}: 1 group(s) are in both, such as '{patient}'" in note
-
-
 def test_a_run_that_exists_keeps_its_split_and_encoding(labelled):
     file = labelled(["Gräser", "dog"] * 15, split=SPLITS, encoding="cp1252")
     assert list(map(len, read(file, is_new=False))) == [18, 6, 6]
@@ -332,24 +322,6 @@ def test_tables_beside_the_images_of_splits(table, tmp_path, kind, cpu):
     write_classes(tmp_path / "train", a=1, b=1)
     write_classes(tmp_path / "validation", a=1, b=1)
     assert recognize_dataset(options(tmp_path), cpu).dataset == "folder"
-
-
-def test_tables_beside_the_folders_of_splits(table, tmp_path):
-    """train.csv beside train/, as Kaggle's, with ids or names of files, and with groups of images."""
-    groups = [f"patient{number // 2}" for number in range(12)]
-    table("train.csv", [f"train/{number}.png" for number in range(12)], id=range(12), label=LABELS[:12], who=groups)
-    train, val = read(tmp_path, groups="who")
-    held_out = {groups[int(name.removesuffix(".png"))] for name in names_of(val)}
-    assert len(train) + len(val) == 12
-    assert len(val) == 2 * len(held_out)
-    table("valid.csv", [f"valid/{number}.png" for number in range(4)], id=FILES[:4], label=LABELS[:4])
-    splits = read(tmp_path, checked=True)
-    assert [samples.root for samples in splits] == [tmp_path / "train", tmp_path / "valid"]
-    write_image(tmp_path / "masks" / "0.png")
-    write_image(tmp_path / "0.png", size=(3, 3))
-    train, val = read(tmp_path)
-    assert train.open(0, 3).pixels.shape == (3, 3, 3)
-    assert val.open(0, 3).pixels.shape == (3, 3, 3)
 
 
 TABLE_OR_FOLDERS = """
