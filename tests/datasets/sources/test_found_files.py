@@ -217,19 +217,17 @@ def test_compressed_shards_and_archives_are_read_as_their_lines_say(tmp_path):
 
 
 def test_first_frames_are_counted(tmp_path):
-    """Pages of TIFF and animations; of 3 of 4 images of each class."""
+    """Pages of TIFF and animations."""
     frames = [Image.new("L", (20, 20), value) for value in (0, 90, 180)]
-    for name in ("a/0.tif", "a/1.gif", "b/0.webp", "b/1.TIFF"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:])
-    frames[0].save(tmp_path / "a/3.png", save_all=True, append_images=frames[1:])
+    tree(tmp_path, "{a,b}/")
+    for file in ("a/0.tif", "a/1.gif", "a/3.png", "b/0.webp", "b/1.TIFF"):
+        frames[0].save(tmp_path / file, save_all=True, append_images=frames[1:])
     frames[0].save(tmp_path / "b/3.jpg", "WEBP", save_all=True, append_images=frames[1:])
-    for name in ("a/2.gif", "b/2.tif"):
-        frames[1].save(tmp_path / name)
+    for file in ("a/2.gif", "b/2.tif"):
+        frames[1].save(tmp_path / file)
     samples = ImageFolders(Wanted(options(tmp_path))).read("all")
     (note,) = told(check_images([samples], options(tmp_path), CPU), "further frames")
     assert note.startswith("6 of 8 images")
-    assert f"in {tmp_path}" in note
     assert "a/0.tif" in note
 
 
