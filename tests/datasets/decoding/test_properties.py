@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from PIL import Image
-from PIL.ExifTags import Base
 
 from datasets.decoding import decode, images
 from datasets.decoding.decode import Decoding, open_image
@@ -83,14 +82,3 @@ def test_a_grey_range_is_of_deep_values_only(kind):
     levels = np.arange(256, dtype=np.uint8).reshape(16, 16)
     pixels = open_image(encode(Image.fromarray(levels), kind), 1, lambda: "x", Decoding((0, 4095))).pixels
     assert pixels[0].tolist() == levels.tolist()
-
-
-def test_signed_bytes_are_read_without_negative_values():
-    for highest in (126, 127, 128):
-        levels = np.full((4, 4), highest, np.uint8)
-        data = encode(Image.fromarray(levels), "TIFF", tiffinfo={Base.SampleFormat: 2})
-        if highest == 128:  # -128
-            with pytest.raises(BadImage, match="x: "):
-                open_image(data, 1, lambda: "x", Decoding())
-        else:
-            assert (open_image(data, 1, lambda: "x", Decoding()).pixels == highest).all()

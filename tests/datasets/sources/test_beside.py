@@ -28,6 +28,8 @@ ChestX-ray14 | images_001/images/{00000000..00000003}_{000..002}.png & \
 images_002/images/{00000004..00000007}_{000..002}.png \
     | Data_Entry.csv | Image,Finding Labels,Follow-up #,Patient,Age,Width,Height] \
     | {name},{label},0,{n},58,9 | 2  # a row is shorter, as spreadsheets write it
+names of the images | images/{4000..4023}.jpg | occurrence.txt | gbifID\tcatalogNumber\tscientificName \
+    | {stem}\tK{n}\t{label} |
 in another folder | images/PAT_{0..11}_{1,2}_77.png | meta/labels.csv | image,label | {path},{label} |
 PAD-UFES-20 | images/PAT_{0..11}_{1,2}_77.png | metadata.csv | patient_id,lesion_id,smoke,diagnostic,img_id,biopsed \
     | PAT_{n},1,False,{label},{name},True |
@@ -134,15 +136,6 @@ def test_few_files_are_looked_for_in_the_folders_beside_a_table(tmp_path, monkey
     monkeypatch.setattr("os.path.isfile", asked.append)
     likely_columns(open_table(tmp_path / "x.csv", "auto"))
     assert len(asked) <= 2500
-
-
-def test_a_column_whose_values_are_the_names_of_the_images(tmp_path):
-    paths = expand("images/{4000..4011}.jpg")
-    given = write(tmp_path, paths)
-    rows = rows_of("{stem}\tK{n}\t{label}", paths, **VALUES)
-    write_table(tmp_path / "occurrence.txt", rows, "gbifID\tcatalogNumber\tscientificName")
-    (of_table,) = typed(line_of(read_splits, given), given)
-    assert [*classes_of(*read_splits(of_table)).values()].count("benign") == 6
 
 
 def bytes_read():

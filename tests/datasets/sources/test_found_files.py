@@ -287,21 +287,6 @@ def test_comments_of_a_list_are_no_images(tmp_path):
     assert [listed.listed_name(index) for index in range(len(listed))] == ["#1.jpg", "#2.jpg", "b #3.jpg"]
 
 
-def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
-    write_classes(tmp_path, cat=2, dog=2)
-    scandir = os.scandir
-
-    def deny(folder):
-        if str(folder).endswith("dog"):
-            raise PermissionError(13, "Permission denied", str(folder))
-        return scandir(folder)
-
-    monkeypatch.setattr(class_folders.os, "scandir", deny)
-    assert_refused(
-        lambda: ImageFolders(Wanted(options(tmp_path))).read("train"), f"{tmp_path}/dog: ", "Permission denied"
-    )
-
-
 # The files, the row of an image if they have a table, DATA.COLUMNS, the images of train and val
 STARTS = """
 kind | files | row | columns | sizes

@@ -90,8 +90,6 @@ def test_paths_with_commas_and_ids_without_ending(tmp_path):
 
 # Test images
 
-ROWS = {"train": "a.jpg 0\nb.jpg 1\n", "val": "c.jpg 1\n", "test": "a.jpg 0\nb.jpg 1\n"}
-
 
 @pytest.mark.parametrize(
     "dataset, file, content",

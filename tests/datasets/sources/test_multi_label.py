@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import CPU, config_for, eval_loader_for, read_samples, refused, samples_for, told, train_batches_for
-from source_helpers import assert_refused, options, read_splits, typed, write_classes, write_image, write_table
+from source_helpers import assert_refused, options, read_splits, typed, write_image, write_table
 
 from datasets.batch import PADDING
-from datasets.recognition import recognize_dataset
 from datasets.sources.listed.lists import Tables, split_labels
 from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.source import Wanted
@@ -147,17 +146,6 @@ def test_batches_have_multi_hot_targets_and_rows_of_padding(tables, tmp_path, cp
     assert len(first.bad) == 1
     assert second.targets.tolist() == [[1, 1], [PADDING, PADDING]]
     assert second.samples == 1
-
-
-def test_a_table_is_recognized_and_class_folders_are_refused(tables, tmp_path, cpu):
-    given = tables(train=["cat|dog", "dog"], val=["cat"]).changed(dataset="imagenet2012")
-    for path in (tmp_path, tmp_path / "train.csv"):
-        assert recognize_dataset(given.changed(data_path=str(path)), cpu).dataset == "csv"
-    flags = [f"-data_path={tmp_path / 'train.csv'}", "-opts", "DATA.MULTI_LABEL=true"]
-    assert config_for(*flags).data.multi_label
-    write_classes(tmp_path / "photos", cat=2, dog=2)
-    with refused("photos is read as folder"):
-        recognize_dataset(given.changed(data_path=str(tmp_path / "photos")), cpu)
 
 
 # Splits: each fold, and the held-out part, has its share of each label; groups, too
