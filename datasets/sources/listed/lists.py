@@ -45,6 +45,8 @@ from utils.notes import Note
 _WHOLE_NUMBER = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")  # also 3.0, as pandas writes a column with gaps
 _NUMBERS = re.compile(r"[\[( ]*\d+([\s,;|]+\d+)+[\]) ]*")  # several in a target
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")  # float() reads the names nan and inf, too
+_FOLDS = re.compile(r"(?i)(k|cv)?[ _-]?folds?([ _-]?(id|no|nr|number))?")
+_MOST_FOLDS = 20
 _NO_LABEL = re.compile(r"(?i)(no|without)[ _-](findings?|labels?|disease)|none|nothing|normal|healthy|negative")
 
 
@@ -80,6 +82,7 @@ class Tables(Source):
                 raise table.doubt
             if self.wanted.suggests:
                 listing.notes += suggest_groups(listing, self.data, table, self.uncut is not None)
+                listing.notes += _notes_on_folds(table, self.data) if self.uncut else []
         return listing
 
     def find(self) -> Mapping[str, Table]:
@@ -292,6 +295,21 @@ def _notes_on_words(file: Path, names: Sequence[str]) -> list[Note]:
     text = f"{file}: the {len(names)} classes combine {len(words)} words: {list_names(names, 2)}"
     fix = "if these are several labels of an image: -dataset=csv -opts DATA.MULTI_LABEL=true"
     return [Note("warning", f"{text}; {fix}")]
+
+
+def _notes_on_folds(table: Table, data: Data) -> list[Note]:
+    """A line about a column of folds, by which the images are not split."""
+    layout = find_layout(table, data)
+    used = {layout.path, *layout.labels, layout.split, data.groups}
+    names = [name for name in table.header if _FOLDS.fullmatch(name) and name not in used]
+    notes = []
+    for name in names if "split" not in data.given_columns else ():
+        values = sorted({*table.column(name)})
+        if 1 < len(values) <= _MOST_FOLDS:
+            option = with_columns(data, {"split": {"column": name, "val": values[:1]}}).options
+            text = f"the {len(values)} values of {shorten(name)} do not split the images"
+            notes.append(Note("screen", f"{table.file}: {text}; -opts {option} validates on one of them"))
+    return notes
 
 
 def _notes_on_no_label(

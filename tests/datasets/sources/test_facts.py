@@ -78,6 +78,7 @@ column and folders | {train,test}/@.png | labels.csv | path,label,split | {path}
 column of train, folder of test | {a,test}/@.png | labels.csv | path,label,split | {path},{label},train | | labels.csv
 column of folders | @.png | labels.csv | path,label,origin | {path},{label},{value} | train train test extra | labels.csv
 list | {train,test}/@.png | labels.txt | | {path} {is_x} | | labels.txt
+column of folds | @.png | labels.csv | path,label,fold | {path},{label},{value} | 0 1 2 3 | labels.csv
 # Words of splits
 train, test | @.png | labels.csv | path,label,split | {path},{label},{value} | train train train test | labels.csv
 train, holdout | @.png | labels.csv | path,label,split | {path},{label},{value} | train train train holdout | labels.csv
