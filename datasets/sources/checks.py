@@ -301,7 +301,9 @@ def _decoding_problem(samples: ImageFiles, index: int, channels: int) -> BadImag
     try:
         samples.open(index, channels).pixels  # noqa: B018  # decodes
     except BadImage as problem:
-        return problem
+        if not samples.file:
+            return problem
+        return type(problem)(problem.path, f"{problem.reason} ({samples.location(index)})", problem.fix)
     return None
 
 

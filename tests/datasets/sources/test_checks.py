@@ -118,7 +118,10 @@ def test_a_data_set_without_any_of_its_files_is_one_finding_per_split(tmp_path, 
     assert only.startswith(f"{tmp_path}/train.csv:")
     assert "is not a file" in only
     tree(tmp_path, "c.jpg", "b.jpg")
-    samples_for(config_for(tmp_path, "csv"), cpu, "train", "val")  # its only missing image is found by `check_images`
+    splits = samples_for(config_for(tmp_path, "csv"), cpu, "train", "val")
+    bad, _ = checks.check_files(splits, 3)
+    (missing,) = (image for image in bad if image.path == f"{tmp_path}/gone.jpg")
+    assert f"{tmp_path}/train.csv:6" in str(missing)
 
 
 def netpbm(values, highest):
