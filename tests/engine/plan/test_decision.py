@@ -6,12 +6,14 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-from conftest import SMALL_BATCHES, cells_of, cli, evaluate, run_here, slow, train
+from conftest import SMALL_BATCHES, cells_of, cli, evaluate, run_here, train
 from pytest import approx, mark
 from sklearn.metrics import roc_curve
 
+from configs.command_line import parse_command_line
 from engine.checkpoint.weights_record import read_record
-from engine.plan.decision import MEAN
+from engine.plan.decision import MEAN, decision_for
+from engine.plan.evaluation import options_of_weights
 from utils.files import read_json
 from utils.tables import read_csv_rows
 
@@ -33,38 +35,40 @@ raw | MODEL.WEIGHTS_ENTRY=raw EVAL.TTA=flip | false
 """
 
 
-def decided_by(weights: Path, output: Path, *options: str) -> tuple[dict, list[dict[str, str]], np.ndarray, np.ndarray]:
-    """The summary of an evaluation of the validation images, the rows of their prediction, scores and kinds."""
-    argv = [f"-pretrained={weights}", "-split=val", "-dataset=digits", *(["-opts", *options] if options else [])]
+def evaluated(weights: Path, options: str) -> list[str]:
+    """The words of an evaluation of the validation images."""
+    return [f"-pretrained={weights}", "-split=val", "-dataset=digits", "-opts", *shlex.split(options)]
+
+
+def decided_by(weights: Path, output: Path, options: str = "SEED=0") -> tuple:
+    """The summary of an evaluation, the rows of a prediction of its images, their scores of a 3, whether it is one."""
+    argv = evaluated(weights, options)
     folder = evaluate(output / "eval", *argv)
     run_here("-predict", *argv, f"-output={output / 'predict'}")
+    summary = read_json(folder / "evaluation/summary.json")
     with np.load(folder / "evaluation/scores.npz") as saved:
-        scores = saved["scores"][:, 3]
-        labels = saved["labels"] == 3
-    return (
-        read_json(folder / "evaluation/summary.json"),
-        read_csv_rows(output / "predict/predictions.csv"),
-        scores,
-        labels,
-    )
+        return summary, read_csv_rows(output / "predict/predictions.csv"), saved["scores"][:, 3], saved["labels"] == 3
 
 
-FAST = ("", "MODEL.WEIGHTS_ENTRY=raw", "EVAL.TTA=flip", "'DATA.RENAME={4: four}'")  # of an average
-
-
-@mark.parametrize(
-    "kind, options, is_kept",
-    [row if row[0] == "average" and row[1] in FAST else slow(*row) for row in cells_of(LOGITS)],
-)
-def test_the_decision_of_a_training_is_of_its_logits(kind, options, is_kept, trained_digits, tmp_path, capsys):
-    """Of others, the images of an evaluation choose the threshold, without a temperature; a prediction has none."""
+@mark.parametrize("kind, options, is_kept", cells_of(LOGITS))
+def test_options_that_make_other_logits_leave_the_decision_out(kind, options, is_kept, trained_digits):
     run = trained_digits(*(AVERAGED if kind == "average" else LEARNS))
+    command = parse_command_line(["-eval", *evaluated(run / "best.pth", f"SEED=0 {options}")])
+    config, record, _ = options_of_weights(command)
+    decision, others = decision_for(record, config)
+    assert [len(others), decision.point.is_chosen] == ([0, True] if is_kept == "true" else [1, False])
+
+
+@mark.parametrize("options, is_kept", [("SEED=0", True), ("MODEL.WEIGHTS_ENTRY=raw", False)])
+def test_the_decision_of_a_training_is_of_its_logits(options, is_kept, trained_digits, tmp_path, capsys):
+    """Of others, the images of an evaluation choose the threshold, without a temperature; a prediction has none."""
+    run = trained_digits(*AVERAGED)
     stored = read_record(str(run / "best.pth")).decision
     assert stored.temperature != 1
-    summary, rows, scores, labels = decided_by(run / "best.pth", tmp_path, *shlex.split(options))
+    summary, rows, scores, labels = decided_by(run / "best.pth", tmp_path, options)
     point = summary["operating_point"]
-    assert ("Left out, as other logits" in capsys.readouterr().out) == (is_kept == "false")
-    if is_kept == "true":
+    assert ("Left out, as other logits" in capsys.readouterr().out) != is_kept
+    if is_kept:
         assert (point["threshold"], summary["chooses_point"]) == (stored.point.threshold, False)
         assert summary["calibrated"]["temperature"] == stored.temperature
         assert float(rows[0]["decision_threshold"]) == approx(1 / (1 + np.exp(-point["threshold"])), abs=1e-6)
