@@ -24,7 +24,7 @@ from datasets.sources.samples import UNKNOWN
 from engine.checkpoint.weights_record import OPERATING_POINT, decision_to_entries, read_record
 from engine.evaluation.calibration import choose_temperature, temper
 from engine.evaluation.ranking import log_odds
-from engine.evaluation.results import SampleResults, mean_by_group, results_of_scores
+from engine.evaluation.results import SampleResults, results_of_scores
 from scripts.export import main as export
 from utils.files import read_json
 
@@ -128,24 +128,6 @@ def test_scores_are_tempered_as_logits_are(temperature):
         assert_close(torch.from_numpy(found), log_odds(logits / temperature), rtol=1e-5, atol=1e-5)
         assert softmax(logits.double().numpy() / temperature, 1) == approx(expit(found), abs=1e-6)
         assert temper(logits.numpy(), temperature, multi_label=True) == approx(logits.numpy() / temperature)
-
-
-def test_points_and_groups_are_of_tempered_probabilities():
-    """The thresholds choose other samples than those of the logits, as each score is one class against the others."""
-    logits, targets = drawn(300, 4, 3)
-    groups = (np.arange(300) // 2).astype(str)
-    targets = targets.repeat_interleave(2)[:300]
-    point = OperatingPoint(name="b", label=1, specificity=0.9)
-    raw = replace(results_of(logits, targets), groups=groups, point=point)
-    results = replace(raw, temperature=3.0)
-    divided = replace(raw, scores=log_odds(logits / 3).numpy())
-    used = results.used_point
-    assert used.threshold == approx(divided.used_point.threshold, abs=1e-5)
-    assert used.group_threshold == approx(divided.used_point.group_threshold, abs=1e-5)
-    means = pd.DataFrame(softmax(logits.numpy() / 3, 1)).groupby(groups).mean().to_numpy()
-    assert mean_by_group(results.calibrated).label_probabilities == approx(means, abs=1e-5)
-    before = raw.scores[:, 1] >= raw.used_point.threshold
-    assert (before != (results.calibrated.scores[:, 1] >= used.threshold)).any()
 
 
 def test_an_older_version_finds_no_point_of_tempered_scores():

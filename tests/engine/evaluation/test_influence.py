@@ -89,28 +89,6 @@ def test_the_changes_are_those_of_the_figure_without_the_unit(name, several):
             assert scale * figure.changes[unit] == approx(metric.compute(results) - without, abs=1e-9)
 
 
-def test_the_variance_of_kappa_is_the_one_of_statsmodels():
-    """`cohens_kappa(TABLE, wt="linear").var_kappa` of statsmodels 0.15.0, and of "quadratic"."""
-    table = [[30, 4, 1, 0], [6, 25, 5, 2], [1, 7, 18, 4], [0, 1, 3, 23]]
-    true, predicted = np.repeat(np.stack(np.indices((4, 4)), -1).reshape(16, 2), np.ravel(table), axis=0).T
-    results = results_of_scores(true, np.eye(4, dtype=np.float32)[predicted])
-    for name, expected in (("linear_kappa", 0.001631550850165377), ("quadratic_kappa", 0.001071603939499685)):
-        figure = KINDS["agreement"](results, METRICS[name].of, units_of(results))
-        assert figure.changes @ figure.changes == approx(expected, rel=1e-9)
-
-
-def test_the_variance_of_the_auroc_is_delongs():
-    """From the placements, with denominators n in place of his n - 1."""
-    generator = default_rng(0)
-    targets = np.repeat([0, 1], [30, 12])
-    score = (generator.normal(size=42) + targets).round(1)
-    results = results_of_scores(targets, np.stack([-score, score], 1).astype(np.float32))
-    wins = np.sign(score[30:, None] - score[:30]) / 2 + 0.5
-    figure = KINDS["ranking"](results, "auroc", units_of(results))
-    assert figure.values.mean() == approx(wins.mean())
-    assert figure.changes @ figure.changes == approx(wins.mean(1).var() / 12 + wins.mean(0).var() / 30)
-
-
 def test_the_limits_of_classes_are_wilsons_and_newcombes():
     """Of groups at the effective number of images: errors of whole groups count as one each."""
     targets = np.repeat([0, 1, 2], [60, 40, 2])
@@ -136,17 +114,3 @@ def test_the_limits_of_classes_are_wilsons_and_newcombes():
     assert grouped["recall_low"][2] < found["recall_low"][2]  # one group
     unknown = limits_of_classes(replace(results, lacks_groups=True), columns)
     assert all(np.isnan(values).all() for values in unknown.values())
-
-
-def test_classes_that_are_never_predicted_have_limits_by_group():
-    """Each of 10 groups counts as one image, of which none is right."""
-    results = results_of_scores(np.eye(2, dtype=np.int8)[np.arange(40) % 2], np.full((40, 2), -5, np.float32))
-    results = replace(results, thresholds=np.zeros(2), groups=(np.arange(40) // 4).astype(str))
-    figures = results.per_class
-    columns = {name: getattr(figures, name) for name in ("precision", "recall", "f1")} | {
-        "auroc": results.ranking.auroc
-    }
-    found = limits_of_classes(results, columns)
-    high = 100 * binomtest(0, 10).proportion_ci(method="wilson").high
-    assert found["recall_high"].tolist() == approx([high, high], abs=0.01)
-    assert np.isnan(found["precision_high"]).all()

@@ -11,8 +11,7 @@ from pytest import approx, mark
 from scipy.stats import binom, binomtest, chi2
 from test_results import results_for, results_of
 
-from configs.schema.operating_point import OperatingPoint
-from engine.evaluation.intervals import confidence_interval, figures_at, ranking_of
+from engine.evaluation.intervals import confidence_interval, ranking_of
 from engine.evaluation.limits import wilson
 from engine.evaluation.results import SampleResults, results_of_scores
 from utils.metric_table import METRICS, metrics_of
@@ -76,19 +75,6 @@ def test_the_auroc_of_a_class_against_the_others_is_that_of_two_classes():
     assert found["auroc"] == approx(METRICS["auroc"].compute(binary))
     assert found["interval"] == approx(interval_of(binary, METRICS["auroc"])[0])
     assert ranking_of(results_of(logits, torch.zeros(300, dtype=torch.int64)), 1, "abc") is None  # of no image
-
-
-def test_samples_of_unknown_groups_have_no_interval():
-    scores = default_rng(1).random((200, 2)).astype(np.float32)
-    results = replace(results_of_scores(np.arange(200) % 2, scores), lacks_groups=True)
-    point = OperatingPoint(name="b", label=1, threshold=0.5, specificity=0.9)
-    figures = figures_at(results, point)
-    for name in ("sensitivity_interval", "specificity_interval"):
-        assert figures[name] is None
-        assert figures[f"{name}_missing"] == confidence_interval(results, METRICS["top1"])[1] != ""
-    assert figures["sensitivity"] > 0
-    assert ranking_of(results, 1, ["a", "b"])["interval"] is None
-    assert confidence_interval(results, METRICS["top1"])[0] is None
 
 
 @mark.parametrize("name", ["balanced_accuracy", "macro_f1", "precision", "min_recall", "specificity"])

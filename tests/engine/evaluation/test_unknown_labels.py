@@ -14,8 +14,8 @@ from test_results import results_for
 from configs.schema.operating_point import OperatingPoint
 from datasets.batch import PADDING
 from datasets.sources.samples import UNKNOWN
-from engine.evaluation.intervals import confidence_interval, figures_at, ranking_of
-from engine.evaluation.results import SampleResults, choose_threshold, mean_by_group
+from engine.evaluation.intervals import confidence_interval, figures_at
+from engine.evaluation.results import SampleResults, mean_by_group
 from engine.evaluation.tables import ResultTables, read_scores
 from utils.files import read_json
 from utils.metric_table import METRICS
@@ -71,21 +71,6 @@ def test_figures_are_those_of_the_known_cells(unknown):
     values = unknown.metrics().values
     assert values["mean_ap"] == approx(np.mean(precision))
     assert all(np.isfinite(value) for value in values.values())
-
-
-def test_an_operating_point_and_the_auroc_of_a_class(unknown):
-    point = OperatingPoint.model_validate({"class": "bee", "label": 1, "specificity": 0.9})
-    known = unknown.take(unknown.rows_of_class(1))
-    alone = replace(known, targets=known.targets[:, 1:2], scores=known.scores[:, 1:2])
-    threshold = choose_threshold(unknown, point)
-    assert threshold == choose_threshold(alone, point.model_copy(update={"label": 0}))
-    chosen = point.model_copy(update={"is_chosen": True, "threshold": threshold})
-    true, scores, _ = cells_of(unknown, 1)
-    found = figures_at(unknown, chosen)
-    assert found["sensitivity"] == approx(100 * recall_score(true, scores >= threshold))
-    assert found["specificity"] == approx(100 * recall_score(true, scores >= threshold, pos_label=0))
-    assert np.sum(found["confusion"]) == len(true)
-    assert ranking_of(unknown, 1, NAMES)["auroc"] == approx(100 * roc_auc_score(true, scores))
 
 
 @mark.parametrize("rule", [None, "any"])
