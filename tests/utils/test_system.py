@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from conftest import ROOT, each_row
+from conftest import ROOT, each_row, each_value
 from pytest import fixture, mark, raises
 
 from utils import system
@@ -91,18 +91,19 @@ def test_limit_spinning(device_file, device, variable, expected, monkeypatch, ma
     assert str(system.os.environ.get("GOMP_SPINCOUNT")) == expected
 
 
-@mark.parametrize(
-    "of_ranks, quota, expected",
-    [
-        ([set(range(16))] * 8, math.inf, 2),  # torchrun: all ranks may use all cores
-        ([set(range(start, start + 16)) for start in range(0, 128, 16)], math.inf, 16),  # srun: cores of its own
-        ([set(range(128))] * 4, 30.0, 7),
-        ([{0}] * 4, math.inf, 0),
-    ],
-)
-def test_share_of_a_rank(of_ranks, quota, expected):
-    share = core_share(of_ranks[0], of_ranks, quota)
-    assert share.cores == expected
+SHARES = """
+ranks | cores | offset | quota | expected
+8 | 16 | 0 | 1000000000 | 2  # torchrun: all ranks may use all cores
+8 | 16 | 16 | 1000000000 | 16  # srun: cores of its own
+4 | 128 | 0 | 30.0 | 7
+4 | 1 | 0 | 1000000000 | 0
+"""
+
+
+@each_value(SHARES)
+def test_share_of_a_rank(ranks, cores, offset, quota, expected):
+    of_ranks = [{*range(offset * rank, offset * rank + cores)} for rank in range(ranks)]
+    assert core_share(of_ranks[0], of_ranks, quota).cores == expected
 
 
 @fixture

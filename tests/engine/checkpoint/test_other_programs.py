@@ -104,15 +104,16 @@ def assert_evaluated_as(options: Config, model: nn.Module, expected: Tensor, lim
 
 
 UNSET = dict.fromkeys(("img_size", "input_size", "in_chans", "crop_pct", "mean", "std", "gp", "bn_eps"))
-OF_TIMM = [
-    ("resnet10t", {"mean": [0.2, 0.3, 0.7], "std": [0.5, 0.4, 0.3], "img_size": 48, "gp": "max"}),
-    ("test_vit", {"crop_pct": 0.6, "interpolation": "bilinear", "img_size": 96, "model_kwargs": {"reg_tokens": 2}}),
-    ("test_efficientnet", {"bn_eps": 0.5, "crop_mode": "squash", "mean": [0.1] * 3}),
-    ("resnet10t", {"val_resize_size": 72, "val_crop_size": 48, "interpolation": "bilinear"}),  # torchvision's
-]
+OF_TIMM = """
+name | given
+resnet10t | {mean: [0.2, 0.3, 0.7], std: [0.5, 0.4, 0.3], img_size: 48, gp: max}
+test_vit | {crop_pct: 0.6, interpolation: bilinear, img_size: 96, model_kwargs: {reg_tokens: 2}}
+test_efficientnet | {bn_eps: 0.5, crop_mode: squash, mean: [0.1, 0.1, 0.1]}
+resnet10t | {val_resize_size: 72, val_crop_size: 48, interpolation: bilinear}  # torchvision's
+"""
 
 
-@mark.parametrize("name, given", OF_TIMM)
+@each_value(OF_TIMM)
 def test_the_args_of_a_file_decide_its_pixels_and_its_network(name, given, saved):
     """By timm's own functions; a given key stays, and a fine-tuning starts with the same values."""
     args = UNSET | {"interpolation": "", "model_kwargs": {}} | given
@@ -140,28 +141,30 @@ def test_the_args_of_a_file_decide_its_pixels_and_its_network(name, given, saved
     assert kept.data.imagenet_mean == (0.4, 0.4, 0.4)
 
 
-SWIN = {"DATA": {"IMG_SIZE": 64, "INTERPOLATION": "bilinear"}, "TEST": {"CROP": False}}
-DEIT = {"args": Namespace(model="test_vit", nb_classes=3, input_size=96)}
-CONVNEXT = {"args": Namespace(model="test_convnext", nb_classes=3, input_size=384, crop_pct=None)}
-BEIT = {"args": Namespace(model="test_convnext", nb_classes=3, input_size=384, crop_pct=None, rel_pos_bias=True)}
-MAE = {"args": Namespace(model="test_vit", nb_classes=3, input_size=256, global_pool=True)}
-OF_PROGRAMS = {  # model, its arguments, the crop, what the file has beside the weights; size after the resize, filter
-    "PyTorch's example": ("test_resnet", {}, 160, {"arch": "test_resnet", "epoch": 1}, 182, "bilinear"),
-    "DeiT of 2021": ("test_vit", {"img_size": 96}, 96, DEIT, 109, "bicubic"),
-    "ConvNeXt": ("test_convnext", {}, 384, CONVNEXT, (384, 384), "bicubic"),
-    "BEiT": ("test_convnext", {}, 384, BEIT, 384, "bicubic"),
-    "MAE": ("test_vit", {"img_size": 256, "global_pool": "avg"}, 256, MAE, 256, "bicubic"),
-    "Swin": ("test_convnext", {}, 64, {"config": SWIN}, (64, 64), "bilinear"),
-}
+# The model, its arguments, the crop, what the file has beside the weights; size after the resize, filter
+OF_PROGRAMS = """
+name | changes | size | beside | resized | method
+test_resnet | {} | 160 | {arch: test_resnet, epoch: 1} | 182 | bilinear  # PyTorch's example
+test_vit | {img_size: 96} | 96 | {args: {model: test_vit, nb_classes: 3, input_size: 96}} | 109 | bicubic  # DeiT
+test_convnext | {} | 384 | {args: {model: test_convnext, nb_classes: 3, input_size: 384, crop_pct: null}} | \
+    [384, 384] | bicubic  # ConvNeXt
+test_convnext | {} | 384 | {args: {model: test_convnext, nb_classes: 3, input_size: 384, crop_pct: null, \
+    rel_pos_bias: true}} | 384 | bicubic  # BEiT
+test_vit | {img_size: 256, global_pool: avg} | 256 | \
+    {args: {model: test_vit, nb_classes: 3, input_size: 256, global_pool: true}} | 256 | bicubic  # MAE
+test_convnext | {} | 64 | {config: {DATA: {IMG_SIZE: 64, INTERPOLATION: bilinear}, TEST: {CROP: false}}} | \
+    [64, 64] | bilinear  # Swin
+"""
 
 
-@mark.parametrize("program", OF_PROGRAMS)
-def test_what_a_program_fixes_decides_pixels_and_network(program, saved):
-    name, changes, size, beside, resized, method = OF_PROGRAMS[program]
+@each_value(OF_PROGRAMS)
+def test_what_a_program_fixes_decides_pixels_and_network(name, changes, size, beside, resized, method, saved):
     model = create_model(name, num_classes=3, **changes).eval()
+    if "args" in beside:
+        beside = {"args": Namespace(**beside["args"])}
     path = saved({"state_dict": model.state_dict(), **beside})
     expected = torchvisions(resized, method, size)(PHOTO.resize((131, 96)))[None]
-    words = [f"-model={name}"] if program == "Swin" else []
+    words = [f"-model={name}"] if "config" in beside else []
     assert_evaluated_as(evaluated(path, *words), model, expected, 0.02)
 
 

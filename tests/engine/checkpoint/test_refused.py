@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from checkpoint_content import content
-from conftest import CPU, line_of, refused, run_here
+from conftest import CPU, line_of, refused, run_here, values_of
 from pytest import fixture, mark
 
 from engine.checkpoint.files import find_checkpoint, load_checkpoint
@@ -15,22 +15,26 @@ PREPROCESSING = {
     "image_size": 8, "resize": "crop", "crop_pct": 1.0, "channels": torch.zeros(2), "mean": [0.5], "std": [0.5],
     "interpolation": "bicubic"
 }  # fmt: skip
-INVALID = [  # entry, its content, what the error names
+# An entry, its content, what the error names
+PLAIN = """
+epoch | '3' | epoch
+geometry | {} | ''
+options | '5' | ''
+options | 'DATA: 5' | ''
+split | {digest: '0', held_out: [cat/1.jpg]} | ''
+done_steps | 11 | ''
+class_names | [cat, 3] | class_names.1
+preprocessing | {edges: soft} | edges is unknown  # a key of a later version
+best | {epoch: 1} | ''
+model | {head: x} | model.head
+"""
+INVALID = [
+    *values_of(PLAIN),
     ("format", FORMAT - 1, str(FORMAT)),
-    ("epoch", "3", "epoch"),
-    ("geometry", {}, ""),
     ("sums", torch.zeros(5), ""),
-    ("options", "5", ""),
-    ("options", "DATA: 5", ""),
-    ("split", {"digest": "0", "held_out": ["cat/1.jpg"]}, ""),
     ("split", {"digest": "0", "held_out": torch.zeros(1, dtype=torch.uint8).expand(2**50)}, ""),
-    ("done_steps", 11, ""),
-    ("class_names", ["cat", 3], "class_names.1"),
     ("preprocessing", PREPROCESSING, "IMAGE_CHANNELS"),
-    ("preprocessing", {"edges": "soft"}, "edges is unknown"),  # a key of a later version
-    ("best", {"epoch": 1}, ""),
     ("best", {"mean_ap": torch.nan, "epoch": 1, "loss": 0.5}, ""),
-    ("model", {"head": "x"}, "model.head"),
     ("model", {"head": torch.zeros(1).expand(10**9)}, ""),
     ("model", {"head": torch.tensor([1.0, torch.nan])}, "model head"),
     ("state_dict_ema", {"head": torch.tensor([torch.inf])}, "state_dict_ema head"),

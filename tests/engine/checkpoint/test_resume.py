@@ -23,6 +23,7 @@ from conftest import (
     states,
     train,
     training_samples,
+    values_of,
 )
 from pytest import mark, raises
 
@@ -192,32 +193,32 @@ def uninterrupted(trained_digits) -> Path:
     return trained_digits(*OPTIONS)
 
 
-@mark.parametrize(
-    "method, count, number, position",
-    [
-        ("after_step", 5, signal.SIGTERM, (0, 5)),
-        slow("after_step", 16, signal.SIGUSR1, (1, 8)),
-        ("after_eval_batch", 1, signal.SIGINT, (0, 8)),
-        slow("after_eval_batch", 8, signal.SIGUSR2, (1, 8)),
-    ],
-    ids=["in the first epoch", "at the last step", "in the first evaluation", "in the last evaluation"],
-)
+STOPS = """
+after_step | 5 | SIGTERM | [0, 5]
+after_step | 16 | SIGUSR1 | [1, 8]  # at the last step
+after_eval_batch | 1 | SIGINT | [0, 8]
+after_eval_batch | 8 | SIGUSR2 | [1, 8]  # in the last evaluation
+"""
+
+
+@mark.parametrize("method, count, name, position", [slow(*row) if row[3][0] else row for row in values_of(STOPS)])
 def test_interrupted_run_resumes_bit_for_bit(
-    digits_argv, tmp_path, monkeypatch, uninterrupted, method, count, number, position
+    digits_argv, tmp_path, monkeypatch, uninterrupted, method, count, name, position
 ):
+    number = signal.Signals[name]
     argv = [*digits_argv, *OPTIONS]
     with monkeypatch.context() as patch:
         interrupt(patch, method, count, number)
         assert run_here(*argv) == 128 + number
     interrupted = only_run(tmp_path / "out")
     status = read_run(interrupted)
-    assert (status["state"], status["signal"]) == ("interrupted", signal.Signals(number).name)
+    assert (status["state"], status["signal"]) == ("interrupted", name)
     assert status["checkpoint"] == str(interrupted / "last.pth")
     is_partial = status["facts"]["ImagesRead"]["digest"].startswith("partial: ")
     assert is_partial == (position[0] == 0)  # the first epoch and its evaluation read all images
     assert any(row.sha256 for row in images_of(interrupted) if row.split == "train")
     saved = states(interrupted)
-    assert (saved["epoch"], saved["done_steps"]) == position
+    assert [saved["epoch"], saved["done_steps"]] == position
     # Open MPI kills a fourth of a second after SIGTERM: the run is still stopping, and a file is half written.
     (interrupted / STATUS).write_text(json.dumps(status | {"state": "stopping", "exit_status": None}))
     (half := interrupted / ".last.pth.host.123.tmp").write_bytes(b"PK")

@@ -417,10 +417,10 @@ def test_a_run_without_its_text_files_continues(digits_run, digits_argv):
     assert (options.model.embed_dim, options.data.batch_size) == (16, 64)
 
 
-@mark.parametrize("names", [("best.pth",), ("last.pth",), ("best.pth", "config.yaml"), ("epoch-001.pth",)])
+@mark.parametrize("names", ["best.pth", "last.pth", "best.pth config.yaml", "epoch-001.pth"])
 def test_copies_are_no_run(tmp_path, names):
     (copy := tmp_path / "copies").mkdir()
-    for name in names:
+    for name in names.split():
         (copy / name).touch()
     assert not is_run_folder(copy)
     assert runs_newest_first(tmp_path) == []

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from conftest import each_value
 from PIL import Image
 from pytest import mark
 from timm import create_model
@@ -162,7 +163,16 @@ def test_the_names_of_files_are_safe_and_unique(monkeypatch):
     assert files[9] == "explanations/000009-Hüte.png"
 
 
-@mark.parametrize("resize, crop_pct", [("crop", 0.8), ("crop", 1.25), ("squash", 1), ("pad", 1)])
+CROPS = """
+resize | crop_pct
+crop | 0.8
+crop | 1.25
+squash | 1
+pad | 1
+"""
+
+
+@each_value(CROPS)
 def test_the_crop_of_a_whole_map_is_the_map_of_the_crop(resize, crop_pct):
     """Outside of the crop it is 0, so that the spots are where the model has found them."""
     data = Data.model_validate({"IMAGE_SIZE": [32, 32], "RESIZE": resize, "CROP_PCT": crop_pct})

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from conftest import seeded
+from conftest import each_value, seeded
 from numpy.random import default_rng
 from pytest import approx, fixture, mark
 from scipy.special import expit
@@ -287,17 +287,18 @@ def test_f1_of_several_labels_is_that_of_scikit_learn_and_timm(seed, ties):
     assert again.metrics() == best.metrics()
 
 
-@mark.parametrize(
-    "logits, positive",
-    [
-        ([-20, 9, 8], [1, 1, 1]),  # all have the label
-        ([0.3] * 4, [1, 0, 1, 0]),
-        ([20, 22, -3, 30, 35], [0, 0, 0, 1, 1]),  # sigmoids of 1 in float32
-        ([-120, -130, -140, -110], [0, 0, 0, 1]),  # and of 0
-        (np.float32([0.5, np.nextafter(np.float32(0.5), 1)]).tolist(), [0, 1]),  # no float32 is between them
-        ([np.finfo(np.float32).min, 3], [1, 1]),
-    ],
-)
+EXACT = """
+logits | positive
+[-20, 9, 8] | [1, 1, 1]  # all have the label
+[0.3, 0.3, 0.3, 0.3] | [1, 0, 1, 0]
+[20, 22, -3, 30, 35] | [0, 0, 0, 1, 1]  # sigmoids of 1 in float32
+[-120, -130, -140, -110] | [0, 0, 0, 1]  # and of 0
+[0.5, 0.50000006] | [0, 1]  # no float32 is between them
+[-3.4028234663852886e+38, 3] | [1, 1]
+"""
+
+
+@each_value(EXACT)
 def test_exactly_the_images_from_the_best_score_on_are_predicted(logits, positive):
     """The F1 is the highest one of scikit-learn's curve, also with the thresholds of a file."""
     targets = torch.tensor(positive, dtype=torch.int8)[:, None]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from conftest import ROOT, TINY_VIT, cli, evaluate, run_here, train
+from conftest import ROOT, TINY_VIT, cli, each_value, evaluate, run_here, train
 from pytest import fixture, importorskip, mark
 from test_evaluation_files import files_for, read_table
 from test_operating_point import drawn, point_of
@@ -59,7 +59,15 @@ def test_each_column_of_figures_of_a_run_is_read_as_numbers(tables):
     assert_numbers(tables)
 
 
-@mark.parametrize("classes, multi_label, number", [(2, False, 14), (3, False, 14), (3, True, 8)])
+NUMBERS = """
+classes | multi_label | number
+2 | false | 14
+3 | false | 14
+3 | true | 8
+"""
+
+
+@each_value(NUMBERS)
 def test_each_column_of_an_evaluation_is_documented_and_its_figures_are_numbers(
     classes, multi_label, number, tmp_path, cpu
 ):

@@ -4,7 +4,7 @@ import copy
 from contextlib import nullcontext
 
 import torch
-from conftest import assert_same_state, refused
+from conftest import assert_same_state, each_value, refused
 from precision_cases import BF16, FP32, policy, vit
 from pytest import mark
 from timm import create_model
@@ -65,33 +65,24 @@ def test_compiled_equals_eager(compiled, lists):
     assert_same_state(found, expected)
 
 
-def output_dtypes(model: nn.Module, precision: Precision) -> dict[str, torch.dtype]:
+def output_dtypes(model: nn.Module, precision: Precision) -> dict[str, str]:
     seen = {}
     model = precision.compute_copy(model)
     for name, module in model.named_modules():
-        module.register_forward_hook(lambda _, inputs, output, name=name: seen.update({name: output.dtype}))
+        module.register_forward_hook(lambda _, inputs, output, name=name: seen.update({name: str(output.dtype)[6:]}))
     with precision.autocast():
         model(torch.randn(2, 3, 32, 32))
     return seen
 
 
-LISTS = {  # level, black list, white list, module -> dtype of its output
-    "a pattern": (
-        "O1",
-        ("blocks.1.*",),
-        (),
-        {"blocks.1.attn.qkv": FP32, "blocks.1.mlp.act": FP32, "blocks.0.mlp.fc1": BF16},
-    ),
-    "black over white": (
-        "O1",
-        ("gelu", "blocks.1.mlp"),
-        ("blocks.*",),
-        {"blocks.0.mlp.act": FP32, "blocks.1.norm1": BF16, "blocks.1.attn": BF16, "blocks.1.mlp.fc2": FP32},
-    ),
-    "half weights": ("O3", ("softmax", "linear"), (), {"blocks.1.attn": BF16, "blocks.0.mlp.fc1": BF16, "head": BF16}),
-}
-
-
+# expected: module -> dtype of its output
+LISTS = """
+level | black | white | expected
+O1 | ["blocks.1.*"] | [] | {blocks.1.attn.qkv: float32, blocks.1.mlp.act: float32, blocks.0.mlp.fc1: bfloat16}
+O1 | [gelu, blocks.1.mlp] | ["blocks.*"] | {blocks.0.mlp.act: float32, blocks.1.norm1: bfloat16, \
+    blocks.1.attn: bfloat16, blocks.1.mlp.fc2: float32}
+O3 | [softmax, linear] | [] | {blocks.1.attn: bfloat16, blocks.0.mlp.fc1: bfloat16, head: bfloat16}
+"""
 PADDLE_WHITE = ("conv2d", "conv2d_transpose", "depthwise_conv2d", "matmul", "matmul_v2")
 PADDLE_BLACK = (
     "exp", "square", "log", "mean", "sum", "cos_sim", "softmax", "softmax_with_cross_entropy",
@@ -119,7 +110,7 @@ def test_mul_which_is_a_matrix_product_in_paddle_is_refused():
     assert model.casting_mode.dtypes.keys() >= {torch.mul, Tensor.__mul__, Tensor.__rmul__}
 
 
-@mark.parametrize("level, black, white, expected", LISTS.values(), ids=LISTS.keys())
+@each_value(LISTS)
 def test_listed_ops_and_modules_have_their_dtype(level, black, white, expected):
     model, listed = listed_vit(level=level, black=black, white=white)
     assert output_dtypes(copy.deepcopy(model), listed).items() >= expected.items()

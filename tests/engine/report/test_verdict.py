@@ -258,18 +258,20 @@ def test_a_model_of_one_answer_does_not_overfit(tmp_path, val, kind, counts, pre
     assert not says or kind_of(run) == kind
 
 
-@mark.parametrize(
-    "train, val, options, status",
-    [
-        (FLAT, FLAT, [], {}),
-        ([x + 5 for x in RISING], RISING, [], {}),  # it begins to overfit
-        ([90] * 6, FLAT, ["TRAIN.MIXUP_ALPHA=0.8"], {}),
-        ([90] * 6, FLAT, ["TRAIN.DISTILLATION_TYPE=soft", "TRAIN.TEACHER_MODEL=resnet18"], {}),
-        ([90] * 6, FLAT, [], {"state": "stopped"}),
-    ],
-)
-def test_nothing_is_said_of_other_runs(tmp_path, train, val, options, status):
-    assert verdict_of(run_of(tmp_path / "run", train, val, options, (5.0, 1.0), **status)) == ("", "")
+OTHERS = """
+train | val | options | state
+[50, 60, 60, 60, 60, 60] | [50, 60, 60, 60, 60, 60] | [] | finished
+[15, 25, 35, 45, 55, 65] | [10, 20, 30, 40, 50, 60] | [] | finished  # it begins to overfit
+[90, 90, 90, 90, 90, 90] | [50, 60, 60, 60, 60, 60] | [TRAIN.MIXUP_ALPHA=0.8] | finished
+[90, 90, 90, 90, 90, 90] | [50, 60, 60, 60, 60, 60] | \
+    [TRAIN.DISTILLATION_TYPE=soft, TRAIN.TEACHER_MODEL=resnet18] | finished
+[90, 90, 90, 90, 90, 90] | [50, 60, 60, 60, 60, 60] | [] | stopped
+"""
+
+
+@each_value(OTHERS)
+def test_nothing_is_said_of_other_runs(tmp_path, train, val, options, state):
+    assert verdict_of(run_of(tmp_path / "run", train, val, options, (5.0, 1.0), state=state)) == ("", "")
 
 
 LAGGING = """
