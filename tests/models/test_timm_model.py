@@ -13,6 +13,7 @@ from conftest import (
     ROOT,
     assert_same_state,
     cells_of,
+    cli,
     config_for,
     line_of,
     model_for,
@@ -20,6 +21,7 @@ from conftest import (
     run_here,
     session_for,
     slow,
+    values_of,
 )
 from huggingface_hub.errors import LocalEntryNotFoundError
 from pytest import fail, mark, raises
@@ -36,20 +38,15 @@ from models.timm_model import LOADER_ARGUMENTS, check_kwargs, class_arguments
 from models.weights.choose import EVALUATE, FINE_TUNE
 from utils.errors import Unavailable
 
-TINY = {"embed_dim": 16, "depth": 1, "num_heads": 2}
-KINDS = {  # name, arguments, size of the weights, sizes of the model
-    "RoPE and a position embedding": ("eva02_tiny_patch14_224", TINY, 56, (28, 84)),
-    "tables": ("beit_base_patch16_224", TINY | {"init_values": 0.1}, 64, (48, 112)),
-    "windows": (
-        "swin_tiny_patch4_window7_224", {"embed_dim": 8, "depths": (1, 1), "num_heads": (2, 4), "window_size": 4},
-        64, (32, 96)
-    ),
-    "tokens of two levels": (
-        "tnt_s_legacy_patch16_224",
-        {"embed_dim": 16, "depth": 1, "inner_dim": 8, "num_heads_inner": 2, "num_heads_outer": 2}, 64, (32, 128)
-    ),
-    "lines of relative positions": ("mvitv2_tiny", {}, 64, (96,))
-}  # fmt: skip
+# The model, its arguments, the size of the weights, those of the model
+KINDS = """
+eva02_tiny_patch14_224 | {embed_dim: 16, depth: 1, num_heads: 2} | 56 | [28, 84]  # RoPE and a position embedding
+beit_base_patch16_224 | {embed_dim: 16, depth: 1, num_heads: 2, init_values: 0.1} | 64 | [48, 112]  # tables
+swin_tiny_patch4_window7_224 | {embed_dim: 8, depths: [1, 1], num_heads: [2, 4], window_size: 4} | 64 | [32, 96]
+tnt_s_legacy_patch16_224 | {embed_dim: 16, depth: 1, inner_dim: 8, num_heads_inner: 2, num_heads_outer: 2} | 64 | \
+    [32, 128]  # tokens of two levels
+mvitv2_tiny | {} | 64 | [96]  # lines of relative positions
+"""
 
 
 def model_of(name: str, *argv: str, **kwargs) -> nn.Module:
@@ -58,9 +55,8 @@ def model_of(name: str, *argv: str, **kwargs) -> nn.Module:
     return model_for(config)[0].eval()
 
 
-@mark.parametrize("kind", [slow(kind) if "lines" in kind else kind for kind in KINDS])
-def test_weights_of_another_image_size_are_read_as_timm_reads_them(saved, kind):
-    name, arguments, before, sizes = KINDS[kind]
+@mark.parametrize("name, arguments, before, sizes", [row if row[1] else slow(*row) for row in values_of(KINDS)])
+def test_weights_of_another_image_size_are_read_as_timm_reads_them(saved, name, arguments, before, sizes):
     source = create_model(name, num_classes=3, img_size=before, **arguments)
     for parameter in source.parameters():
         nn.init.normal_(parameter, std=0.1)
@@ -104,12 +100,12 @@ def test_arguments_of_the_class_mean_timms_model_where_a_recipe_has_its_name():
         parse_command_line(["-opts", "MODEL.NAME=vit_tiny_patch16_224", "MODEL.KWARGS={reg_tokens: 4}"])
 
 
-DANGEROUS = {  # of create_model, build_model_with_cfg, and the functions between these and the constructor
-    "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "pretrained_filter_fn",
-    "pretrained_custom_load", "pretrained_model_args", "custom_load", "kwargs_filter", "feature_cfg", "feature_cls",
-    "features_only", "pruned", "model_cfg", "model_cls", "model_name", "variant", "cfg_variant", "checkpoint_path",
-    "cache_dir", "url", "file", "source", "state_dict", "hf_hub_id", "hf_hub_filename", "kwargs"
-}  # fmt: skip
+# Arguments of create_model, build_model_with_cfg, and the functions between these and the constructor
+DANGEROUS = {*cli("""
+pretrained pretrained_cfg pretrained_cfg_overlay pretrained_strict pretrained_filter_fn pretrained_custom_load
+pretrained_model_args custom_load kwargs_filter feature_cfg feature_cls features_only pruned model_cfg model_cls
+model_name variant cfg_variant checkpoint_path cache_dir url file source state_dict hf_hub_id hf_hub_filename kwargs
+""")}
 
 
 @mark.parametrize("name", ["regnetx_002", "hrnet_w18_small"])

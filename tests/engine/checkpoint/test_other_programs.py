@@ -12,7 +12,7 @@ from unicodedata import normalize
 import safetensors.torch
 import timm
 import torch
-from conftest import CPU, assert_same_state, cells_of, config_for, each_value, line_of, of_module, refused
+from conftest import CPU, assert_same_state, cells_of, cli, config_for, each_value, line_of, of_module, refused
 from pytest import approx, mark
 from timm import create_model
 from timm.data import create_transform, resolve_data_config
@@ -103,7 +103,7 @@ def assert_evaluated_as(options: Config, model: nn.Module, expected: Tensor, lim
     assert torch.allclose(built(options)(pixels), model(pixels), atol=1e-5)
 
 
-UNSET = dict.fromkeys(("img_size", "input_size", "in_chans", "crop_pct", "mean", "std", "gp", "bn_eps"))
+UNSET = dict.fromkeys(cli("img_size input_size in_chans crop_pct mean std gp bn_eps"))
 OF_TIMM = """
 name | given
 resnet10t | {mean: [0.2, 0.3, 0.7], std: [0.5, 0.4, 0.3], img_size: 48, gp: max}

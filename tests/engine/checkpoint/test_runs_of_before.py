@@ -57,12 +57,12 @@ def test_the_preprocessing_of_weights_of_before_is_applied(commit, tmp_path):
     assert_figures(folder, commit)
 
 
-GONE = {  # values that have an effect
-    "DATA.NEAR_COPIES": True, "LOSS.SUM_CLASSES": True, "PARALLEL.OFFLOAD": True, "PARALLEL.REDUCE_DTYPE": "bfloat16",
-    "TRAIN.BLUR_PROB": 0.5, "TRAIN.CLIP_MODE": "agc", "TRAIN.GRAYSCALE_PROB": 0.5,
-    "TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS": 2, "TRAIN.RESTART_SCHEDULE": True, "DATA.GREY_RANGE": "auto",
-    "MODEL.ATTENTION": "cudnn", "TRAIN.MIXUP_MODE": "elem"
-}  # fmt: skip
+# Values that have an effect
+GONE = parse_value("""
+{DATA.NEAR_COPIES: true, LOSS.SUM_CLASSES: true, PARALLEL.OFFLOAD: true, PARALLEL.REDUCE_DTYPE: bfloat16,
+TRAIN.BLUR_PROB: 0.5, TRAIN.CLIP_MODE: agc, TRAIN.GRAYSCALE_PROB: 0.5, TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS: 2,
+TRAIN.RESTART_SCHEDULE: true, DATA.GREY_RANGE: auto, MODEL.ATTENTION: cudnn, TRAIN.MIXUP_MODE: elem}
+""")
 
 
 def with_gone(text: str) -> str:

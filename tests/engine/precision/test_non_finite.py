@@ -21,6 +21,7 @@ from conftest import (
     slow,
     step_rows,
     train,
+    values_of,
 )
 from precision_cases import vit
 from pytest import fixture, mark
@@ -117,21 +118,24 @@ def inject_nan_after(step: int, path: str, monkeypatch):
     hook_into(monkeypatch, module_of, lambda number, output: output * math.nan if number > step else output)
 
 
-@mark.parametrize(
-    "amp, names_block, names_dtype",
-    [
-        (["AMP=false"], False, False),
-        slow(["AMP=true"], True, False),
-        (cli("AMP=true AMP.DTYPE=float16 AMP.CUSTOM_BLACK_LIST=[gelu]"), True, True),
-        slow(["AMP=true", "AMP.LEVEL=O2"], True, False),
-        slow(["AMP=true", "AMP.LEVEL=O3"], False, False),
-    ],
-)
+FAST = """
+AMP=false | false | false
+AMP=true AMP.DTYPE=float16 AMP.CUSTOM_BLACK_LIST=[gelu] | true | true
+"""
+SLOW = """
+AMP=true | true | false
+AMP=true AMP.LEVEL=O2 | true | false
+AMP=true AMP.LEVEL=O3 | false | false
+"""
+PRECISIONS = [*values_of(FAST), *(slow(*row) for row in values_of(SLOW))]
+
+
+@mark.parametrize("amp, names_block, names_dtype", PRECISIONS)
 def test_persistent_nan_aborts_within_20_steps(digits_argv, monkeypatch, amp, names_block, names_dtype, tmp_path):
-    finite = train([*digits_argv, SMALL_BATCHES, *amp, "TRAIN.MAX_STEPS=5"])
+    finite = train([*digits_argv, SMALL_BATCHES, *amp.split(), "TRAIN.MAX_STEPS=5"])
     expected = load_checkpoint(finite / "last.pth")
     inject_nan_after(5, "blocks.1.mlp.fc1", monkeypatch)
-    argv = [*digits_argv, SMALL_BATCHES, *amp, f"SAVE={tmp_path / 'bad'}"]
+    argv = [*digits_argv, SMALL_BATCHES, *amp.split(), f"SAVE={tmp_path / 'bad'}"]
     with refused(r"18 .* step 23, .*: the output of blocks\.1\.mlp\.fc1\. ") as error:
         train(argv)
     state = load_checkpoint(only_run(tmp_path / "bad") / "last.pth")

@@ -159,7 +159,7 @@ def test_folders_and_files_that_are_no_run_are_left_out_with_a_line(tmp_path, co
 
 
 def test_csv_has_all_digits_and_all_options(tmp_path, capsys):
-    keys = ("BASE_LR", "END_LR", "SMOOTHING", "MIXUP_ALPHA", "MIXUP_PROB", "GRAD_CLIP", "WEIGHT_DECAY")
+    keys = cli("BASE_LR END_LR SMOOTHING MIXUP_ALPHA MIXUP_PROB GRAD_CLIP WEIGHT_DECAY")
     options = [f"TRAIN.{key}=0.1" for key in keys]
     one = make_run(tmp_path / "one", 1, options)
     result = {"top1": 100 / 3, "pixel_baseline": 200 / 3, "majority_class": 10.0}

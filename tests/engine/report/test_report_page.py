@@ -281,7 +281,7 @@ def test_a_copy_to_share_names_no_file_folder_host_or_person(run, tmp_path):
     shutil.copytree(folder, tmp_path / "both/digits-3")
     update_json(tmp_path / "both/digits-3/run.json", state="finished")
     (tmp_path / "both/digits-3/report.html").touch()
-    private = ["7.pth", "klassen7", "anna7", "bilder7", "befunde7", "patient7", "klinik7", "P100", "P200", "modell7"]
+    private = cli("7.pth klassen7 anna7 bilder7 befunde7 patient7 klinik7 P100 P200 modell7")
     page = read_page(folder).html
     assert all(word in page for word in private)
     private += [".jpg", ".png", ".csv", ".yaml", str(tmp_path), "data:image", 'href="digits']

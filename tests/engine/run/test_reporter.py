@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from configs.schema import Amp
 from configs.schema.train import Horizon
+from configs.yaml_io import parse_value
 from engine.precision.policy import Precision
 from engine.progress import BatchSums, EpochProgress, Metrics, MetricSums, TrainClock
 from engine.run.cost import TimerTotals, timer_of
@@ -129,11 +130,11 @@ def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):
         assert (row["data_wait_share"], row["launch_bound_share"]) == ("0.2", "0.75")
 
 
-FIGURES = {
-    "lr": 0.000095, "images_per_second": 2850.4, "data_wait_share": 0.004, "tflops_per_second": 307.2,
-    "model_flops_utilization": 0.3105, "loss_scale": 65536.0, "skipped_steps": 0, "peak_memory_bytes": 20_100_000_000,
-    "launch_bound_share": None
-}  # fmt: skip
+FIGURES = parse_value("""
+{lr: 0.000095, images_per_second: 2850.4, data_wait_share: 0.004, tflops_per_second: 307.2,
+model_flops_utilization: 0.3105, loss_scale: 65536.0, skipped_steps: 0, peak_memory_bytes: 20100000000,
+launch_bound_share: null}
+""")
 LATEST = Metrics({"loss": 6.9077, "top1": 0.0}, 20480, 0, 1.2345)
 PADDLEVIT = "Epoch[001/300], Step[0020/1251], Lr: 0.000095, Loss: 6.9077 (6.9077), Avg Acc: 0.10%"
 

@@ -95,15 +95,14 @@ def test_a_resumed_run_looks_at_no_file_of_the_same_images(tmp_path, monkeypatch
     assert files_opened(3, resume) == 41
 
 
-LOADED_LATE = (
-    "boto3", "engine.profiling", "engine.report.charts", "engine.report.page", "jinja2", "mlflow",
-    "obstore", "pandas", "pyarrow", "scipy", "sklearn", "sympy", "tensorboard", "torch._dynamo.config",
-    "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "transformers", "triton", "wandb"
-)  # fmt: skip
-UNUSED = (  # up to the end
-    "boto3", "botocore", "fsspec", "mlflow", "pandas", "pyarrow", "scipy", "sklearn", "sympy", "trackio",
-    "transformers", "triton", "wandb"
-)  # fmt: skip
+LOADED_LATE = cli("""
+boto3 engine.profiling engine.report.charts engine.report.page jinja2 mlflow obstore pandas pyarrow scipy sklearn
+sympy tensorboard torch._dynamo.config torch._inductor torch.distributed.fsdp torch.distributed.tensor transformers
+triton wandb
+""")
+UNUSED = cli("""
+boto3 botocore fsspec mlflow pandas pyarrow scipy sklearn sympy trackio transformers triton wandb
+""")  # up to the end
 AT_FIRST_LOSS = f"""
 import atexit, gc, sys
 atexit.register(lambda: print("frozen:", gc.get_freeze_count() > 0))
