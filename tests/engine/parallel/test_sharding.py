@@ -5,7 +5,19 @@ from typing import Any
 
 import sharding_cases as cases
 import torch
-from conftest import GREY, TINY_RESNET, TINY_VIT, assert_same_state, cli, config_for, refused, slow, states, train
+from conftest import (
+    GREY,
+    TINY_RESNET,
+    TINY_VIT,
+    assert_same_state,
+    cells_of,
+    cli,
+    config_for,
+    refused,
+    slow,
+    states,
+    train,
+)
 from pytest import fixture, mark
 from sharding_cases import FSDP, against_ddp
 from torch import nn
@@ -21,11 +33,12 @@ from utils.distributed import ProcessContext
 
 CLIP = "TRAIN.GRAD_CLIP=0.5"
 BF16 = "AMP.ENABLED=true"
-AVERAGE = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"]
-FP16 = [BF16, "AMP.DTYPE=float16", "AMP.INIT_LOSS_SCALING=5e4", "AMP.INCR_EVERY_N_STEPS=1", CLIP]
+AVERAGE = "TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9"
+FP16 = f"{BF16} AMP.DTYPE=float16 AMP.INIT_LOSS_SCALING=5e4 AMP.INCR_EVERY_N_STEPS=1 {CLIP}"
 CHEAP = "MODEL.GRAD_CHECKPOINTING=cheap"
-RATES = ["MODEL.DROPOUT=0.1", "MODEL.DROPPATH=0.3"]
-OP_LISTS = ["AMP.CUSTOM_BLACK_LIST=[add, gelu, cat, blocks.1.*]", "AMP.CUSTOM_WHITE_LIST=[layer_norm]"]
+RATES = "MODEL.DROPOUT=0.1 MODEL.DROPPATH=0.3"
+OP_LISTS = "AMP.CUSTOM_BLACK_LIST=[add,gelu,cat,blocks.1.*] AMP.CUSTOM_WHITE_LIST=[layer_norm]"
+SHARDED = " ".join(FSDP)
 
 
 @fixture
@@ -39,20 +52,20 @@ def is_equal(found: dict) -> bool:
     return found["weights"] < 1e-6 < 1e-4 < found["moved"] and found["norms"] < 1e-6
 
 
-CASES = {  # options, and those of the sharded training alone
-    "fp32": (["TRAIN.ACCUM_ITER=2", CLIP, *AVERAGE], FSDP),
-    "bf16": ([BF16, CLIP], FSDP),
-    "op lists": ([BF16, "MODEL.GRAD_CHECKPOINTING=true", *OP_LISTS], FSDP),
-    "cheap with ddp": ([BF16, *RATES], [CHEAP]),
-    "cheap, op lists": ([BF16, *RATES, *OP_LISTS], [*FSDP, CHEAP]),
-    "cheap, accumulation": ([*RATES, "MODEL.ATTENTION=fused", "TRAIN.ACCUM_ITER=2"], [*FSDP, CHEAP]),
-    "frozen": ([BF16, "MODEL.TUNE=head"], FSDP),
-    "last block": ([BF16, "MODEL.TUNE=last:1", "MODEL.GRAD_CHECKPOINTING=true"], FSDP),
-    "kept gathered": (
-        cli("MODEL.GRAD_CHECKPOINTING=true TRAIN.LAYER_DECAY=0.7 MODEL.ATTENTION=fused"),
-        [*FSDP, "PARALLEL.RESHARD_AFTER_FORWARD=false"],
-    ),
-}
+# Options, and those of the sharded training alone
+TRAININGS = f"""
+fp32 | TRAIN.ACCUM_ITER=2 {CLIP} {AVERAGE} | {SHARDED}
+bf16 | {BF16} {CLIP} | {SHARDED}
+op lists | {BF16} MODEL.GRAD_CHECKPOINTING=true {OP_LISTS} | {SHARDED}
+cheap with ddp | {BF16} {RATES} | {CHEAP}
+cheap, op lists | {BF16} {RATES} {OP_LISTS} | {SHARDED} {CHEAP}
+cheap, accumulation | {RATES} MODEL.ATTENTION=fused TRAIN.ACCUM_ITER=2 | {SHARDED} {CHEAP}
+frozen | {BF16} MODEL.TUNE=head | {SHARDED}
+last block | {BF16} MODEL.TUNE=last:1 MODEL.GRAD_CHECKPOINTING=true | {SHARDED}
+kept gathered | MODEL.GRAD_CHECKPOINTING=true TRAIN.LAYER_DECAY=0.7 MODEL.ATTENTION=fused | \
+    {SHARDED} PARALLEL.RESHARD_AFTER_FORWARD=false
+"""
+CASES = {name: (cli(options), cli(sharded)) for name, options, sharded in cells_of(TRAININGS)}
 
 
 @mark.slow
@@ -71,7 +84,7 @@ def test_optimizers_equal_ddp(both, name):
 
 
 @mark.slow
-@mark.parametrize("options", [FP16, [*FP16, "TRAIN.OPTIMIZER.NAME=lamb"]], ids=["fused", "not fused"])
+@mark.parametrize("options", [cli(FP16), cli(f"{FP16} TRAIN.OPTIMIZER.NAME=lamb")], ids=["fused", "not fused"])
 def test_loss_scale_falls_on_all_ranks_as_under_ddp(both, options):
     report, _ = both(against_ddp, options)
     ddp, sharded = report["skipped"]
@@ -82,23 +95,22 @@ def test_loss_scale_falls_on_all_ranks_as_under_ddp(both, options):
 @mark.slow
 def test_training_in_o2_is_as_close_to_ddp_as_bf16_sums_allow(both):
     """bf16 has 8 bits. DDP sums the gradients in bf16, sharded training in fp32. A key bias is rounding errors only."""
-    report, _ = both(against_ddp, [BF16, "AMP.LEVEL=O2", "MODEL.QKV_BIAS=false", *AVERAGE], FSDP)
+    report, _ = both(against_ddp, cli(f"{BF16} AMP.LEVEL=O2 MODEL.QKV_BIAS=false {AVERAGE}"), FSDP)
     assert report["weights"] < 2**-5 * report["moved"]
     assert 0 < report["norms"] < 2**-8
 
 
+RESTORED = f"""
+{SHARDED} {BF16} AMP.LEVEL=O2 TRAIN.ACCUM_ITER=2 {CLIP} {AVERAGE}
+{SHARDED} {FP16} TRAIN.OPTIMIZER.NAME=lamb TRAIN.LAYER_DECAY=0.8
+{SHARDED} MODEL.TUNE=last:1 TRAIN.OPTIMIZER.NAME=sgd
+PARALLEL.STRATEGY=hsdp PARALLEL.SHARDS_PER_GROUP=2 {AVERAGE}
+{BF16} AMP.LEVEL=O2 TRAIN.OPTIMIZER.NAME=muon TRAIN.ACCUM_ITER=2 {CLIP} {AVERAGE}
+"""
+
+
 @mark.slow
-@mark.parametrize(
-    "options",
-    [
-        [*FSDP, BF16, "AMP.LEVEL=O2", "TRAIN.ACCUM_ITER=2", CLIP, *AVERAGE],
-        [*FSDP, *FP16, "TRAIN.OPTIMIZER.NAME=lamb", "TRAIN.LAYER_DECAY=0.8"],
-        [*FSDP, "MODEL.TUNE=last:1", "TRAIN.OPTIMIZER.NAME=sgd"],
-        ["PARALLEL.STRATEGY=hsdp", "PARALLEL.SHARDS_PER_GROUP=2", *AVERAGE],
-        [BF16, "AMP.LEVEL=O2", "TRAIN.OPTIMIZER.NAME=muon", "TRAIN.ACCUM_ITER=2", CLIP, *AVERAGE],
-    ],
-    ids=["O2, accumulation", "float16, LAMB", "frozen, SGD", "hsdp", "ddp, Muon"],
-)
+@mark.parametrize("options", map(cli, RESTORED.strip().splitlines()))
 def test_a_restored_state_trains_bit_for_bit_as_the_saved_one(both, tmp_path, options):
     on_ranks = both(cases.resumed, options, tmp_path / "x.pth")
     for rank, (saved, restored) in enumerate(on_ranks):
@@ -193,7 +205,7 @@ def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, mon
     monkeypatch.setattr("engine.training.session.build_strategy", FullyShardedDataParallel)  # one rank would use none
 
     def argv(output, *more):
-        options = [*TINY_VIT, *GREY, CLIP, *AVERAGE, "DETERMINISTIC=true", "DATA.FRACTION=0.25"]
+        options = [*TINY_VIT, *GREY, CLIP, *cli(AVERAGE), "DETERMINISTIC=true", "DATA.FRACTION=0.25"]
         options += cli("TRAIN.BASE_LR=1e-3 SAVE_FREQ_STEPS=4 TRAIN.NUM_EPOCHS=1")
         options += [BF16, "AMP.DTYPE=float16"] if group_of_one.device.type == "cuda" else []
         flags = cli(f"-dataset=digits -batch_size=48 -output={tmp_path / output}")

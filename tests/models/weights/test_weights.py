@@ -43,14 +43,6 @@ from models.weights.names import paddle_to_timm
 SQUARE = "encoder.layers.0.attn.out.weight"
 
 
-def test_paddlevit_square_linear_weights_are_transposed_and_the_conv_is_not():
-    state = paddle_state()
-    found = read(FIXTURE / "vit.pdparams")
-    assert np.array_equal(found["blocks.0.attn.proj.weight"], state[SQUARE].T)
-    assert np.array_equal(found["patch_embed.proj.weight"], state["patch_embedding.patch_embedding.weight"])
-    assert found.keys() == small_vit().state_dict().keys()
-
-
 @mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
 def test_tensors_of_a_file_have_no_copy_in_memory(tmp_path, dtype):
     """Of any float dtype: the model's own memory casts them."""

@@ -70,43 +70,43 @@ LONG = {f"layer{i}\n\x1b[2J" + "x" * 1000: torch.ones(1) for i in range(9)}
 UNKNOWN = r"is no file of weights [^\n]*safetensors"
 NO_TENSORS = "contains no dict of tensors"
 DAMAGED = "is damaged"
-REFUSED = {  # ending, content or what writes it, words of the line
-    "a missing tensor": ("pth", without(VIT, "norm.bias"), "missing tensors: norm.bias;"),
-    "another shape": ("pth", VIT | {"norm.bias": torch.ones(47)}, "norm.bias 47, not 48"),
-    "positions": ("pth", VIT | {"pos_embed": torch.ones(1, 18, 48)}, "pos_embed 1x18x48, not 1x17x48"),
-    "integers": ("pth", VIT | {"norm.bias": torch.ones(48, dtype=torch.int64)}, "norm.bias torch.int64"),
-    "NaN": ("pth", VIT | {"norm.bias": torch.full((48,), torch.nan)}, "NaN or infinite values: norm.bias;"),
-    "DINOv2's scale": ("pth", VIT | {"blocks.0.ls1.gamma": torch.ones(48)}, "no place for: blocks.0.ls1.gamma;"),
-    "registers": ("pth", VIT | {"register_tokens": torch.ones(1, 4, 48)}, "no place for: register_tokens;"),
-    "adapters of peft": ("pth", VIT | {"head.lora_A.default.weight": torch.ones(4, 48)}, "adapters [^\n]*lora_A"),
-    "adapters of loralib": ("pth", VIT | {"blocks.0.attn.qkv.lora_A": torch.ones(4, 48)}, "adapters [^\n]*merged"),
-    "a part of DeepSpeed's": ("pth", {"module": dict.fromkeys(VIT, torch.ones(0))}, "not all [^\n]*zero_to_fp32"),
+REFUSED = {  # ending if not pth, content or what writes it, words of the line
+    "a missing tensor": (without(VIT, "norm.bias"), "missing tensors: norm.bias;"),
+    "another shape": (VIT | {"norm.bias": torch.ones(47)}, "norm.bias 47, not 48"),
+    "positions": (VIT | {"pos_embed": torch.ones(1, 18, 48)}, "pos_embed 1x18x48, not 1x17x48"),
+    "integers": (VIT | {"norm.bias": torch.ones(48, dtype=torch.int64)}, "norm.bias torch.int64"),
+    "NaN": (VIT | {"norm.bias": torch.full((48,), torch.nan)}, "NaN or infinite values: norm.bias;"),
+    "DINOv2's scale": (VIT | {"blocks.0.ls1.gamma": torch.ones(48)}, "no place for: blocks.0.ls1.gamma;"),
+    "registers": (VIT | {"register_tokens": torch.ones(1, 4, 48)}, "no place for: register_tokens;"),
+    "adapters of peft": (VIT | {"head.lora_A.default.weight": torch.ones(4, 48)}, "adapters [^\n]*lora_A"),
+    "adapters of loralib": (VIT | {"blocks.0.attn.qkv.lora_A": torch.ones(4, 48)}, "adapters [^\n]*merged"),
+    "a part of DeepSpeed's": ({"module": dict.fromkeys(VIT, torch.ones(0))}, "not all [^\n]*zero_to_fp32"),
     "average pooling": (
-        "pth", without(VIT, "norm.weight", "norm.bias") | {"fc_norm.weight": torch.ones(48)},
+        without(VIT, "norm.weight", "norm.bias") | {"fc_norm.weight": torch.ones(48)},
         r"-model=\S+ -opts .*{global_pool: avg}"
     ),
-    "more elements than bytes": ("pth", VIT | {"norm.bias": HUGE}, "not all numbers of norm.bias"),
-    "sparse": ("pth", VIT | {"norm.bias": torch.ones(48).to_sparse()}, "not all numbers of norm.bias"),
-    "another model": ("pth", LONG, "and 6 more"),
+    "more elements than bytes": (VIT | {"norm.bias": HUGE}, "not all numbers of norm.bias"),
+    "sparse": (VIT | {"norm.bias": torch.ones(48).to_sparse()}, "not all numbers of norm.bias"),
+    "another model": (LONG, "and 6 more"),
     "another model, safetensors": ("safetensors", lambda path: safetensors.torch.save_file(LONG, path), "and 6 more"),
-    "a tensor": ("pth", torch.ones(3), NO_TENSORS),
-    "a list": ("pth", [torch.ones(3)], NO_TENSORS),
-    "no entries": ("pth", {}, NO_TENSORS),
-    "an empty state": ("pth", {"model": {}}, NO_TENSORS),
-    "a dict in itself": ("pth", ITSELF, NO_TENSORS),
+    "a tensor": (torch.ones(3), NO_TENSORS),
+    "a list": ([torch.ones(3)], NO_TENSORS),
+    "no entries": ({}, NO_TENSORS),
+    "an empty state": ({"model": {}}, NO_TENSORS),
+    "a dict in itself": (ITSELF, NO_TENSORS),
     "TorchScript": ("pt", torchscript, "contains a pickled object"),
     "Git LFS": ("pt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
     "torch.export's": ("pt2", archive_of("model/models/model.json"), UNKNOWN),
     "ONNX": ("onnx", b"\x08\n\x12\x07pytorch", UNKNOWN),
     "Keras'": ("keras", archive_of("model.weights.h5"), UNKNOWN),
     "an archive": ("zip", archive_of("weights.pth"), UNKNOWN),
-    "an archive, renamed": ("pth", archive_of("weights.txt"), UNKNOWN),
-    "PaddlePaddle's, renamed": ("pth", lambda path: pickled(path, paddle_state()), UNKNOWN),
+    "an archive, renamed": (archive_of("weights.txt"), UNKNOWN),
+    "PaddlePaddle's, renamed": (lambda path: pickled(path, paddle_state()), UNKNOWN),
     "torch's, renamed": ("pdparams", lambda path: torch.save(VIT, path), DAMAGED),
-    "bytes that unpack to many": ("pth", inflated, "would unpack from"),
+    "bytes that unpack to many": (inflated, "would unpack from"),
     "bytes that unpack to many, npz": ("npz", inflated, "would unpack from"),
-    "a damaged directory": ("pth", altered("pth", b"PK\x01\x02", b"PK\x01\x03"), "is a damaged archive"),
-    "a larger shape": ("pth", old_torch, DAMAGED),  # torch allocates it, with uninitialized memory
+    "a damaged directory": (altered("pth", b"PK\x01\x02", b"PK\x01\x03"), "is a damaged archive"),
+    "a larger shape": (old_torch, DAMAGED),  # torch allocates it, with uninitialized memory
     "a larger shape, npz": ("npz", altered("npz", b"(12,), }" + b" " * 9, b"(99999999999,), }"), DAMAGED),
     "a larger shape, pdparams": ("pdparams", one_array, DAMAGED),
     "PaddlePaddle's other model": ("pdparams", paddle_state() | {"features.0": np.ones(1, "f4")}, "features.0, which"),
@@ -130,7 +130,8 @@ REFUSED = {  # ending, content or what writes it, words of the line
 @mark.parametrize("case", REFUSED)
 @mark.filterwarnings("ignore:Validating sparse tensor", "ignore:Detected pickle", "ignore:.torch.jit")
 def test_refused(tmp_path, case):
-    ending, content, words = REFUSED[case]
+    *endings, content, words = REFUSED[case]
+    ending = "".join(endings) or "pth"
     path = tmp_path / f"x.{ending}"
     if callable(content):
         content(path)
