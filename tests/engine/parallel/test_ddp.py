@@ -1,7 +1,7 @@
 """Gradients of three ranks: buckets, 16-bit hooks, non-finite values; and synchronized batch norms of two."""
 
 import torch
-from conftest import TINY_RESNET, assert_same_state, cli, refused
+from conftest import TINY_RESNET, assert_same_state, cli, refused, values_of
 from pytest import mark
 from sharding_cases import batches, build, difference, train, weights
 from timm import create_model
@@ -19,11 +19,12 @@ from utils.distributed import ProcessContext
 RANKS = 3
 
 
-EXCHANGES = {  # options, relative error of the mean gradient, buckets
-    "default": ({}, 1e-6, 2),
-    "per parameter": ({"BUCKET_MB": 0.0}, 1e-6, 10),
-    "fp16": ({"COMM_HOOK": "fp16"}, 6e-4, 2),
-}
+# The case, its options, the relative error of the mean gradient, buckets
+EXCHANGES = """
+default | {} | 1e-6 | 2
+per parameter | {BUCKET_MB: 0.0} | 1e-6 | 10
+fp16 | {COMM_HOOK: fp16} | 6e-4 | 2
+"""
 
 
 def exchange(context: ProcessContext, options: dict) -> dict:
@@ -63,13 +64,12 @@ def exchange(context: ProcessContext, options: dict) -> dict:
 
 
 @mark.slow
-@mark.parametrize("kind", EXCHANGES)
-def test_each_rank_has_the_mean_gradient(ranks, kind):
+@mark.parametrize("kind, options, error, buckets", values_of(EXCHANGES))
+def test_each_rank_has_the_mean_gradient(ranks, kind, options, error, buckets):
     """A hook rounds to its dtype before and during the sum; all ranks see a gradient beyond the range of fp16.
 
     DDP regroups its buckets after its first pass, which the warm-up runs: the first step sums as all later steps.
     """
-    options, error, buckets = EXCHANGES[kind]
     overflows = kind == "fp16"
     reports = ranks(RANKS)(exchange, options)
     for report in reports:

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from conftest import cli, refused
+from conftest import cells_of, cli, refused
 from numpy.random import default_rng
 from pytest import approx, fixture, mark
 from run_folders import Reader, add_evaluation, make_evaluation_run, make_run, update_json, write_facts, write_rows
@@ -46,11 +46,11 @@ def test_runs_are_compared_by_result_options_and_curves(tmp_path, compare):
     page, lines, problems = compare(one, two)
     assert problems == ["no mean over SEED: no two runs have the same TRAIN.BASE_LR"]
     assert lines[-1] == f"Page: {tmp_path / 'compare.html'}"
-    assert [re.split(" {2,}", line) for line in lines[:3]] == [
-        ["run", "best validation top-1", "epoch", "test top-1", "training time", "state"],
-        ["two & more", "51.00%", "5 of 300", "49.50%", "1h00m", "finished"],
-        ["one", "30.00%", "3 of 300", "-", "3m00s", "finished"],
-    ]
+    assert [re.split(" {2,}", line) for line in lines[:3]] == cells_of("""
+run | best validation top-1 | epoch | test top-1 | training time | state
+two & more | 51.00% | 5 of 300 | 49.50% | 1h00m | finished
+one | 30.00% | 3 of 300 | - | 3m00s | finished
+""")
     assert lines[5:7] == ["two & more: SEED=3, TRAIN.BASE_LR=0.02", "one: SEED=0, TRAIN.BASE_LR=0.01"]
     assert "SEED 3 0 TRAIN.BASE_LR 0.02 0.01" in page.text
     assert "DATA.IMAGE_SIZE" not in page.text

@@ -12,6 +12,7 @@ from conftest import (
     GREY,
     TINY_VIT,
     assert_same_state,
+    cells_of,
     cli,
     line_of,
     model_for,
@@ -227,24 +228,26 @@ def test_an_evaluation_needs_no_teacher_and_a_dry_run_does(digits_teacher, tmp_p
 # Errors
 
 
+# Words of TRAIN, and the part that the error names. DIR: a folder
+MISFITS = r"""
+TEACHER_WEIGHTS=null | ^TRAIN.TEACHER_WEIGHTS:
+TEACHER_WEIGHTS=no/x.pth | TRAIN.TEACHER_WEIGHTS: no/x.pth
+TEACHER_MODEL=regnety_161 | ^TRAIN.TEACHER_MODEL regnety_161, .*did you mean reg
+TEACHER_WEIGHTS=DIR/seven.pth | TRAIN.TEACHER_WEIGHTS: .* 7 classes .* 10
+TEACHER_MODEL=vit_digits | ^TRAIN.TEACHER_MODEL vit_digits, TRAIN.TEACHER_WEIGHTS: .*last.pth:
+TEACHER_WEIGHTS=DIR/rgb.pth | ^TRAIN.TEACHER_MODEL tiny_teacher, .* 3 channels
+TEACHER_WEIGHTS=timm TEACHER_MODEL=vit_digits | TRAIN.TEACHER_WEIGHTS: vit_digits is no model of timm's
+TEACHER_WEIGHTS=timm | regnety_160.deit_in1k, .* 1000 .* 10
+TEACHER_WEIGHTS=timm TEACHER_MODEL=vit_small_patch14_dinov2 | has no classes .* 10
+"""
+
+
 def test_a_teacher_that_does_not_fit_is_one_line(digits_teacher, tmp_path):
     grey = {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": [0.5], "IMAGENET_STD": [0.5]}
     write_teacher(tmp_path / "seven.pth", classes=7, data=grey)
     write_teacher(tmp_path / "rgb.pth", classes=10)
-    weights = "TRAIN.TEACHER_WEIGHTS"
-    model = "TRAIN.TEACHER_MODEL"
-    cases = [  # options, and the part that the error names
-        ([f"{weights}=null"], rf"^{weights}: "),
-        ([f"{weights}=no/x.pth"], rf"{weights}: no/x.pth"),
-        ([f"{model}=regnety_161"], rf"^{model} regnety_161, .*did you mean reg"),
-        ([f"{weights}={tmp_path}/seven.pth"], rf"{weights}: .* 7 classes .* 10"),
-        ([f"{model}=vit_digits"], rf"^{model} vit_digits, {weights}: .*last.pth: "),
-        ([f"{weights}={tmp_path}/rgb.pth"], rf"^{model} tiny_teacher, .* 3 channels"),
-        ([f"{weights}=timm", f"{model}=vit_digits"], rf"{weights}: vit_digits is no model of timm's"),
-        ([f"{weights}=timm"], r"regnety_160.deit_in1k, .* 1000 .* 10"),
-        ([f"{weights}=timm", f"{model}=vit_small_patch14_dinov2"], "has no classes .* 10"),
-    ]
-    for options, named in cases:
+    for words, named in cells_of(MISFITS.replace("DIR", str(tmp_path))):
+        options = [f"TRAIN.{word}" for word in words.split()]
         error = line_of(run_here, "-dry_run", *student(tmp_path / "out", digits_teacher, *options))
         assert re.search(named, error), error
 

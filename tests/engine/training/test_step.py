@@ -36,14 +36,14 @@ from utils.seeding import derive_seed, seeded_generator
 
 STEPS = 10  # 23 batches per epoch, 3 per step: step 8 has 2 batches; the second epoch has 2 steps
 STEPS_PER_EPOCH = 8
-OPTIONS = [
-    *TINY_VIT, *GREY, "MODEL.NUM_CLASSES=1000", "DATA.FRACTION=0.4",
-    "DATA.RANDOM_CROP_SCALE=[1.0, 1.0]", "DATA.RANDOM_CROP_RATIO=[1.0, 1.0]", "DATA.HFLIP_PROB=0",
-    "TRAIN.ACCUM_ITER=3", "TRAIN.GRAD_CLIP=0.378", "TRAIN.SMOOTHING=0.1", "TRAIN.WEIGHT_DECAY=0.3",
-    "TRAIN.BASE_LR=1e-3", "TRAIN.WARMUP_EPOCHS=0.5", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9",
-    "TRAIN.MODEL_EMA_WARMUP=false", f"TRAIN.MAX_STEPS={STEPS}",
-    "MODEL.ATTENTION=explicit", "MODEL.QKV_BIAS=false",  # AdamW amplifies the rounding errors of the key bias
-]  # fmt: skip
+# AdamW amplifies the rounding errors of the key bias
+WORDS = f"""
+MODEL.NUM_CLASSES=1000 DATA.FRACTION=0.4 DATA.RANDOM_CROP_SCALE=[1,1] DATA.RANDOM_CROP_RATIO=[1,1] DATA.HFLIP_PROB=0
+TRAIN.ACCUM_ITER=3 TRAIN.GRAD_CLIP=0.378 TRAIN.SMOOTHING=0.1 TRAIN.WEIGHT_DECAY=0.3 TRAIN.BASE_LR=1e-3
+TRAIN.WARMUP_EPOCHS=0.5 TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9 TRAIN.MODEL_EMA_WARMUP=false
+TRAIN.MAX_STEPS={STEPS} MODEL.ATTENTION=explicit MODEL.QKV_BIAS=false
+"""
+OPTIONS = [*TINY_VIT, *GREY, *cli(WORDS)]
 PRECISIONS = {
     "fp32": "AMP=false",
     "O1": "AMP={ENABLED: true, DTYPE: bfloat16, LEVEL: O1}",
