@@ -101,11 +101,13 @@ def test_arguments_of_the_class_mean_timms_model_where_a_recipe_has_its_name():
 
 
 # Arguments of create_model, build_model_with_cfg, and the functions between these and the constructor
-DANGEROUS = {*cli("""
+DANGEROUS = {
+    *cli("""
 pretrained pretrained_cfg pretrained_cfg_overlay pretrained_strict pretrained_filter_fn pretrained_custom_load
 pretrained_model_args custom_load kwargs_filter feature_cfg feature_cls features_only pruned model_cfg model_cls
 model_name variant cfg_variant checkpoint_path cache_dir url file source state_dict hf_hub_id hf_hub_filename kwargs
-""")}
+""")
+}
 
 
 @mark.parametrize("name", ["regnetx_002", "hrnet_w18_small"])
