@@ -94,25 +94,23 @@ def table_of_other_labels(listing: ImageFiles, root: Path) -> TableBeside | None
         if not agrees or any(not class_of.keys().isdisjoint(one.held_out) for one in table.answers):
             return table
     for file in splits_beside(files_beside(root), listing.paths, root)[0]:
-        answer = _splits_of_folders(file, listing)
-        if not answer:
-            return TableBeside(file, [Way("docs/data.md#lists-of-splits makes a table of both")])
-        if not answer.held_out.isdisjoint(_class_of(listing)):
-            return TableBeside(file, [_way_to(answer)])
+        ways = _splits_of_folders(file, listing)
+        if ways:
+            return TableBeside(file, ways)
     for table in tables_beside(root, listing.root, listing.class_names):
         if any(2 * len({*one.labels.values()}) <= len(listing.class_names) for one in table.answers[:1]):
             return TableBeside(table.file, [Way("docs/data.md#labels-of-folders makes a table of images")])
     return None
 
 
-def _splits_of_folders(file: Path, listing: ImageFiles) -> Answer | None:
-    """The training on class folders with the splits in a table, if its images are in them."""
+def _splits_of_folders(file: Path, listing: ImageFiles) -> list[Way]:
+    """The training on class folders with the splits in a table; none if these hold no image of the folders out."""
     class_of = _class_of(listing)
     for level in range(3):
         found = _answer_of(file, {}, listing.root, class_of.keys(), of_level(level))
         if found and all(class_of.get(path, label) == label for path, label in found.labels.items()):
-            return found
-    return None
+            return [] if found.held_out.isdisjoint(class_of) else [_way_to(found)]
+    return [Way("docs/data.md#lists-of-splits makes a table of both")]
 
 
 def tables_beside(
@@ -168,8 +166,8 @@ def _answer_of(
         "COLUMNS": columns,
         "ENCODING": _ANY,
         "LABELS": labels,
+        "MULTI_LABEL": "cells" in columns,  # which only several columns have
     }
-    given["MULTI_LABEL"] = "cells" in columns  # which only several columns have
     is_one_hot = isinstance(columns.get("label"), list)
     for image_root in (None, str(folder)):
         data = Data.model_validate({**given, "IMAGE_ROOT": image_root})
