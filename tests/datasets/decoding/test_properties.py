@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from PIL import Image
+from PIL.ExifTags import Base
 
 from datasets.decoding import decode, images
 from datasets.decoding.decode import Decoding, open_image
@@ -82,3 +83,11 @@ def test_a_grey_range_is_of_deep_values_only(kind):
     levels = np.arange(256, dtype=np.uint8).reshape(16, 16)
     pixels = open_image(encode(Image.fromarray(levels), kind), 1, lambda: "x", Decoding((0, 4095))).pixels
     assert pixels[0].tolist() == levels.tolist()
+
+
+def test_signed_bytes_are_read_without_negative_values():
+    highest, lowest = (Image.fromarray(np.full((4, 4), value, np.uint8)) for value in (127, 128))
+    signed = {"kind": "TIFF", "tiffinfo": {Base.SampleFormat: 2}}
+    assert (decode_image(encode(highest, **signed), 1) == 127).all()
+    with pytest.raises(BadImage, match="x: "):
+        decode_image(encode(lowest, **signed), 1)  # -128

@@ -287,6 +287,13 @@ def test_comments_of_a_list_are_no_images(tmp_path):
     assert [listed.listed_name(index) for index in range(len(listed))] == ["#1.jpg", "#2.jpg", "b #3.jpg"]
 
 
+def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
+    tree(tmp_path, "{cat,dog}")
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda folder: (open if str(folder).endswith("dog") else scandir)(folder))
+    assert_refused(lambda: ImageFolders(Wanted(options(tmp_path))).read("train"), f"{tmp_path}/dog: ")
+
+
 # The files, the row of an image if they have a table, DATA.COLUMNS, the images of train and val
 STARTS = """
 kind | files | row | columns | sizes
