@@ -148,7 +148,7 @@ def _write_comparison(folders: Sequence[Path], page: Path, is_shared: bool) -> t
         raise UserError(f"{folders[0]}: no run found; give the folders of runs, such as output/*")
     runs = ranked(runs)
     groups = groups_of(runs, problems)
-    compare_settings(groups)
+    compare_settings(groups, problems)
     pooled = _pool(groups, page, problems)
     table = _beside(page, GROUPS)
     if table.exists() and not groups:
