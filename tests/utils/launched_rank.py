@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from utils.errors import UserError
 from utils.notes import OWN_IMPORTS
 from utils.processes import ranks
-from utils.processes.launch import has_launcher, report_lost_rank
+from utils.processes.launch import has_launcher, report_end, report_lost_rank
 from utils.signals import Interrupted
 
 MORE = ["$$a", "${local_rank}", "b c"]
@@ -26,8 +26,11 @@ def run_rank(case: str, folder: str, *more: str):
     assert os.getsid(0) == os.getpid()
     rank = os.environ["RANK"]
     names = ("0", "1")
-    unsaved = case == "unsaved" and rank == "1"
-    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1 if unsaved else 138))
+    if case == "unsaved" and rank == "1":
+        report_end()
+        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
+    else:
+        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(138))
     if case == "two signals":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if case == "ignores":
@@ -43,17 +46,20 @@ def run_rank(case: str, folder: str, *more: str):
     if case == "two signals" and rank == "0":
         for number in (signal.SIGSTOP, signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT):
             os.kill(os.getppid(), number)
-    if case in ("killed", "fails") and rank == "0":
+    if case in ("killed", "exits", "fails") and rank == "0":
         with open(os.path.join(folder, "1")) as other:
             fcntl.flock(other, fcntl.LOCK_EX)
-    if case in ("killed", "fails", "waits") and rank == "0":
+    if case in ("killed", "exits", "fails", "waits") and rank == "0":
         report_lost_rank("rank 0 waits", timed_out=case == "waits")
         sys.exit(1)
     if case == "handled" and rank == "1":
         sys.exit(143)
     if case == "killed" and rank == "1":
         os.kill(os.getpid(), signal.SIGKILL)
+    if case == "exits" and rank == "1":
+        os._exit(7)
     if case == "fails" and rank == "1":
+        report_end()
         sys.exit(3)
     assert (OWN_IMPORTS in os.environ) or case != "threads"
     time.sleep(0 if case in ("ends", "threads") else 600)

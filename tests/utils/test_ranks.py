@@ -2,12 +2,15 @@
 
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import launched_rank
 import torch
-from conftest import ROOT, TINY_VIT, cells_of, cli, of_module, only_run, slow
+from conftest import ROOT, TINY_VIT, cells_of, cli, of_module, only_run, refused, slow
 from pytest import mark, param
 from rank_pool import environment as user_environment
 
@@ -22,6 +25,7 @@ ends | 0 |
 threads | 0 |  # of the launcher, which then starts programs
 fails | 3 |  # the rank has printed why
 killed | 137 | rank 1, SIGKILL, memory
+exits | 7 | rank 1, status 7  # by os._exit
 waits | 1 | rank 1 does not respond, rank 0 waits
 handled | 143 | SIGTERM
 signal | 138 | SIGUSR1
@@ -60,6 +64,22 @@ def test_the_end_of_a_launch(monkeypatch, tmp_path, capfd, request, are_forks, c
     assert found == int(status)
     assert bool(error) == bool(words)
     assert all(word in error for word in filter(None, words.split(", ")))
+
+
+@mark.parametrize(("free", "problem"), [(5, "Too many open files"), (500, "uv loop")])
+def test_ranks_that_cannot_start_are_one_error(monkeypatch, tmp_path, free, problem):
+    """With few descriptors, and without a thread for the store: torch's errors are of other types."""
+    monkeypatch.setattr(ranks, "open_loopback_store", Mock(side_effect=RuntimeError("uv loop")))
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + free, limits[1]))
+    try:
+        with refused(f"{problem}.*ulimit -u and -n"):
+            ranks.launch_ranks([], 0, str(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 # What a forked rank finds, on a machine whose GPUs were counted. The parent has called no function of CUDA: torch

@@ -13,7 +13,7 @@ from utils.errors import Findings, Unavailable, UserError, print_escaped, print_
 from utils.library_compat import exit_fork
 from utils.notes import record_run_end
 from utils.processes import ranks
-from utils.processes.launch import has_launcher, rank_of_process
+from utils.processes.launch import has_launcher, rank_of_process, report_end
 from utils.signals import Interrupted, end_without_exceptions, raise_on_signals
 
 
@@ -30,16 +30,18 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
     try:
         status = _report_user_error(main, argv)
         end_without_exceptions()
-        return status
     except Interrupted as signal:
         record_run_end("interrupted", signal.status, signal=str(signal))
         if rank_of_process() == 0 and not has_launcher():
             print(f"interrupted by {signal}", file=sys.stderr, flush=True)
-        return signal.status
+        status = signal.status
     except Exception as error:
         if not isinstance(error, UserError):  # which has been reported
             print_resume(record_run_end("failed", message=to_single_line(f"{type(error).__name__}: {error}")))
+        report_end()
         raise
+    report_end()
+    return status
 
 
 def _report_user_error(main: Callable[[list[str]], int], argv: list[str]) -> int:

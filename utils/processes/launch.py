@@ -266,6 +266,15 @@ def report_lost_rank(message: str, timed_out: bool) -> None:
             atomic_write(Path(path), json.dumps({"message": content, "timed_out": timed_out}))
 
 
+def report_end() -> None:
+    """Tells the launcher of this process that it has printed how it ends: removes the empty file for a lost connection,
+    which works on a full disk, too."""
+    path = Path(environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    with suppress(OSError):
+        if has_launcher() and not path.stat().st_size:
+            path.unlink()
+
+
 def has_launcher() -> bool:
     """Whether the process that has called `launch_ranks` watches this one: it prints how the run ends."""
     return environ.get(LAUNCHER_PID) == str(os.getppid())

@@ -10,7 +10,7 @@ from os import environ
 from pathlib import Path
 from types import FrameType
 
-from utils.errors import Unavailable
+from utils.errors import Unavailable, first_line
 from utils.files import read_json
 from utils.library_compat import set_openblas_threads
 from utils.notes import LAUNCH_FOLDER, OWN_IMPORTS
@@ -27,6 +27,7 @@ from utils.signals import TERMINATION_SIGNALS, Interrupted, handle_signals, sign
 from utils.threads import wait_for
 
 have_ended = False  # the ranks that this process has launched
+_STORE_DESCRIPTORS = 12  # 9 of torch 2.14, besides one for each rank
 _END_SECONDS = 30  # of the other ranks when one has failed
 _POSSIBLE_CAUSES: dict[int, str] = {
     signal.SIGKILL: f": out of host memory, or not saved {SHUTDOWN_SECONDS} s after another signal",
@@ -67,7 +68,9 @@ def launch_ranks(words: Sequence[str], number: int, folder: str, own_imports: st
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, the system keeps no status
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
     try:
+        _check_descriptors(_STORE_DESCRIPTORS + number)
         for of_rank in variables:
+            Path(of_rank["TORCHELASTIC_ERROR_FILE"]).touch()  # it stays if the rank ends without an error
             child = None if own_imports else fork_alone()
             if child == 0:
                 listener.close()
@@ -79,13 +82,13 @@ def launch_ranks(words: Sequence[str], number: int, folder: str, own_imports: st
                 of_program = {**environ, **of_rank, OWN_IMPORTS: own_imports}
                 child = os.posix_spawn(sys.executable, command, of_program, setsid=True, setsigmask=unblocked)
             ranks.pids.append(child)
-    except OSError as error:
+        ranks.store = open_loopback_store(listener)
+    except (OSError, RuntimeError) as error:
         ranks.send(signal.SIGKILL)
         raise Unavailable(
-            f"-ngpus: the ranks cannot start ({error.strerror}); raise ulimit -u and -n, or lower -ngpus"
+            f"-ngpus: the ranks cannot start ({first_line(error)}); raise ulimit -u and -n, or lower -ngpus"
         ) from error
     try:
-        ranks.store = open_loopback_store(listener)
         handle_signals(ranks.receive)
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         ranks.wait()
@@ -95,6 +98,17 @@ def launch_ranks(words: Sequence[str], number: int, folder: str, own_imports: st
     global have_ended
     have_ended = True
     return ranks.end_status(variables)
+
+
+def _check_descriptors(number: int) -> None:
+    """Raises OSError: this process cannot open so many files; a store would try for a minute to connect to itself."""
+    opened = list[int]()
+    try:
+        for _ in range(number):
+            opened.append(os.dup(1))
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def _share_threads(number: int) -> str:
@@ -178,6 +192,12 @@ class _Ranks:
         rank, status = min(own.items(), key=lambda one: one[1] in (-number, 128 + number))
         if status == -self._received:  # before it handled signals
             raise Interrupted(self._received)
+        if status > 0 and status != 128 + number and Path(variables[rank]["TORCHELASTIC_ERROR_FILE"]).exists():
+            error = Unavailable(
+                f"rank {rank} ended with status {status} and no error: a plugin or a library called exit"
+            )
+            error.status = status
+            raise error
         if 0 < status < 128:
             return status
         if any(report.get("timed_out") for report in reports.values()):
