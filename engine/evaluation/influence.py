@@ -33,11 +33,6 @@ class Units:
     are_groups: bool
     name: str
 
-    def factor(self, freedom: Any) -> Any:
-        """Of a variance: the squared ratio of Student's quantile to the normal one (Korn and Graubard, 1998); 1 of
-        images."""
-        return (t_quantile(np.maximum(freedom, 1)) / Z) ** 2 if self.are_groups else 1.0
-
 
 def units_of(results: SampleResults) -> Units:
     readable = results.readable
@@ -45,6 +40,11 @@ def units_of(results: SampleResults) -> Units:
         return Units(np.arange(len(readable)), len(readable), False, results.unit)
     names, of_rows = np.unique(results.groups[readable], return_inverse=True)
     return Units(of_rows, len(names), True, results.unit.replace("images", "groups", 1))
+
+
+def student_factor(freedom: Any) -> Any:
+    """Of a variance: the squared ratio of Student's quantile to the normal one (Korn and Graubard, 1998)."""
+    return (t_quantile(np.maximum(freedom, 1)) / Z) ** 2
 
 
 class Shares(NamedTuple):
@@ -68,6 +68,7 @@ class Figure(NamedTuple):
     inside: it is at least as wide as they make it (Zou and Donner, 2008, who add the squares of the distances).
     changes: of the mean without each unit, float64 (U,).
     kish: the number of units of equal weight that say as much (Kish, 1965). reason: why there is no interval.
+    is_binomial: single images change it as hits and misses do, whose few large changes Wilson's interval expects.
     step: of the value by the share of samples that are right in place of wrong.
     least: the lowest possible value, below 0 of a kappa; the highest one is 1.
     """
@@ -77,16 +78,17 @@ class Figure(NamedTuple):
     changes: np.ndarray
     kish: float
     reason: str = ""
+    is_binomial: bool = True
     step: float = 1.0
     least: float = 0
 
 
-def freedom_of(changes: np.ndarray, kish: float, units: Units) -> float:
-    """Degrees of freedom of the sum of the squared changes: as of units of equal weight; of groups at most those by
-    which the sum itself varies (Pan and Wall, 2002), as few groups may make most of it."""
+def freedom_of(changes: np.ndarray, kish: float) -> float:
+    """Degrees of freedom of the sum of the squared changes: as of units of equal weight, and at most those by which the
+    sum itself varies (Pan and Wall, 2002), as few groups, or images of a rare class, may make most of it."""
     squares = changes**2
     spread = float(squares @ squares) / max(float(squares.sum()) ** 2, _TINY) - 1 / len(squares)
-    return min(kish - 1, 2 / spread) if units.are_groups and spread > 0 else kish - 1
+    return min(kish - 1, 2 / spread) if spread > 0 else kish - 1
 
 
 def read_shares(entries: Iterable[Entries], units: Units, is_used: np.ndarray, slope: Any = np.ones_like) -> Shares:
@@ -109,9 +111,11 @@ def read_shares(entries: Iterable[Entries], units: Units, is_used: np.ndarray, s
         weight: np.ndarray = np.bincount(of_pair, sizes) / count[classes]
         kish = np.nan_to_num(divide(np.ones(number), np.bincount(classes, weight**2, number)))
         change: np.ndarray = np.bincount(of_pair, residuals)
+        factor = 1.0
         if units.are_groups:
             change = change / np.maximum(1 - weight, 1e-9)
-        variance = np.bincount(classes, change**2, number) * units.factor(kish - 1)
+            factor = student_factor(kish - 1)
+        variance = np.bincount(classes, change**2, number) * factor
         variance = np.maximum(variance, np.bincount(labels, residuals**2, number))
         numbers += np.divide(share * (1 - share), variance, out=kish, where=variance > ROUNDING)
         shares += share
@@ -128,11 +132,17 @@ def _mean_of(found: Shares, values: np.ndarray, limits: Any, reason: str = "") -
 
 
 def _share(results: SampleResults, of: Callable[[SampleResults], Any], units: Units) -> Figure:
+    """Few errors do not show how many of its labels an image may lose: the lower limit is at least as far below the
+    share, relative to it, as where all images are right."""
     parts, sizes = of(results)
     rows = np.flatnonzero(sizes)
     found = read_shares([(rows, 0 * rows, parts[rows], sizes[rows])], units, np.ones(1, bool))
-    limits = wilson(np.minimum(found.shares, 1), found.numbers)  # a loss has none
-    return _mean_of(found, found.shares, limits, f"fewer than 2 {units.name}" * bool(found.units[0] < 2))
+    shares = np.minimum(found.shares, 1)  # a loss has no limits
+    low, high = wilson(shares, found.numbers)
+    figure = _mean_of(found, found.shares, (low, high), f"fewer than 2 {units.name}" * bool(found.units[0] < 2))
+    if not units.are_groups:
+        low = np.minimum(low, shares * wilson(1.0, figure.kish)[0])
+    return figure._replace(limits=(low, high))
 
 
 def _entries_of_classes(results: SampleResults, of: str) -> Iterator[Entries]:
@@ -206,7 +216,8 @@ def _ranking(results: SampleResults, of: str, units: Units) -> Figure:
     is_used = ~np.isnan(getattr(results.ranking, of))
     if of == "average_precision":
         found = read_shares(_precisions(results), units, is_used)
-        return _mean_of(found, found.shares, wilson(found.shares, found.units))
+        figure = _mean_of(found, found.shares, wilson(found.shares, found.units))
+        return figure._replace(is_binomial=False)
     if len(is_used) == 2 and not is_multi_hot(results.targets):
         is_used[0] = False  # both have one AUROC
     found = read_shares(_placements(results), units, np.repeat(is_used, 2))
@@ -289,7 +300,8 @@ def _agreement(results: SampleResults, of: int, units: Units) -> Figure:
     all_right = least + scale * wilson(1.0, scale * len(rows) / of_chance)[0]
     figure = _mean_of(shares, kappa, (np.minimum(low, kappa * all_right), high))
     step = math.sqrt(found @ found / np.count_nonzero(found)) if found.any() else of_chance
-    return figure._replace(changes=scale * shares.changes, step=step, least=least)
+    is_binomial = number == 2  # else errors have several costs
+    return figure._replace(changes=scale * shares.changes, is_binomial=is_binomial, step=step, least=least)
 
 
 KINDS: dict[str, Callable[[SampleResults, Any, Units], Figure]] = {

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from configs.schema.operating_point import OperatingPoint
-from engine.evaluation.influence import KINDS, ROUNDING, freedom_of, units_of
+from engine.evaluation.influence import KINDS, ROUNDING, freedom_of, student_factor, units_of
 from engine.evaluation.limits import wilson
 from engine.evaluation.ranking import reaches
 from engine.evaluation.results import SampleResults, choose_threshold
@@ -26,8 +26,8 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
 
     Wilson's (1927) of a share of n samples, with n = share * (1 - share) / variance. The variance is the sum of the
     squared changes of the metric without each unit (`engine/evaluation/influence.py`, one function a kind of figure,
-    which sets limits that may be farther away), with groups times (t / 1.96)² (Korn and Graubard, 1998). A kappa is a
-    share from its least value on.
+    which sets limits that may be farther away), of groups, mean APs and kappas of several grades times (t / 1.96)² (Korn
+    and Graubard, 1998; `freedom_of`). A kappa is a share from its least value on.
 
     None for a loss or a calibration error, and with a reason for an undefined value, and where too few samples show the
     variance. A sample was read.
@@ -52,7 +52,8 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
     variance = float(figure.changes @ figure.changes) / scale**2
     ends = (share, share)
     if variance > ROUNDING:
-        variance *= units.factor(freedom_of(figure.changes, figure.kish, units))
+        if units.are_groups or not figure.is_binomial:
+            variance *= student_factor(freedom_of(figure.changes, figure.kish))
         ends = wilson(share, max(share * (1 - share) / variance, 1.0))
     low, high = (figure.least + scale * end for end in ends)
     number = len(figure.values)

@@ -148,20 +148,23 @@ class Groups:
 
 @dataclass(frozen=True)
 class Labels:
-    """Several labels per image, at fixed thresholds. shares: of the images that have each label."""
+    """Several labels per image, at fixed thresholds. shares: of the images that have each label; of the mean with
+    are_drawn."""
 
     images: int
     shares: tuple[float, ...]
     margin: float
+    are_drawn: bool = False
 
     def __str__(self) -> str:
-        return f"{self.images} images of {len(self.shares)} labels, margin {self.margin}"
+        return f"{self.images} images of {len(self.shares)} labels, margin {self.margin}{', drawn' * self.are_drawn}"
 
     def draw(self, generator: np.random.Generator, is_large: bool, models: int) -> list[SampleResults]:
         images = _LARGE if is_large else self.images
         targets = np.zeros((images, len(self.shares)), np.int8)
         for label, share in enumerate(self.shares):
-            targets[: round(share * images), label] = 1
+            number = max(generator.binomial(images, share), 1) if self.are_drawn else round(share * images)
+            targets[:number, label] = 1
             generator.shuffle(targets[:, label])
         hard = generator.normal(0, 0.5, (images, 1))
         found = []
@@ -207,6 +210,8 @@ def cells() -> list[Cell]:
             rows.append(("images, a class of 5%", Classes(counts, margin), (*ONE_LABEL, "quadratic_kappa")))
     drawn = [Classes(counts, margin, are_drawn=True) for counts in ((190, 10), (950, 50)) for margin in (1.2, 2.0)]
     rows += [("drawn images, a class of 5%", one, ("macro_f1", "precision", "quadratic_kappa")) for one in drawn]
+    for counts in ((47, 47, 6), (95, 95, 10), (475, 475, 50)):
+        rows += [("drawn images, a grade of 5%", Classes(counts, m, are_drawn=True), KAPPAS) for m in (2.0, 2.5, 3.0)]
     for counts in ((100, 100), (190, 10)):
         rows.append(("images, equal scores", Classes(counts, 1.5, decimals=0), ("auroc",)))
     grades = [
@@ -226,6 +231,8 @@ def cells() -> list[Cell]:
     for images, shares in ((40, (0.5, 0.3, 0.1)), (200, (0.5, 0.3, 0.1, 0.05)), (1000, (0.5, 0.3, 0.1, 0.05, 0.05))):
         for margin in (1.5, 4.0):
             rows.append(("images, several labels", Labels(images, shares, margin), SEVERAL))
+        drawn_labels = [Labels(images, shares, margin, True) for margin in (1.0, 4.0)]
+        rows += [("drawn images, several labels", one, ("mean_ap", "micro_f1")) for one in drawn_labels]
     found = []
     for kind, data, metrics in rows:
         found.append(Cell(kind, data, metrics, [name for name in metrics if name in OF_EACH_KIND]))

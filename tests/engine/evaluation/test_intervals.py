@@ -163,6 +163,19 @@ def test_one_error_lowers_the_lower_limit_of_a_table_that_is_all_right(name, num
         assert lower[0] > 60
 
 
+@mark.parametrize("images", [10, 40, 200])
+def test_one_wrong_label_lowers_the_lower_limit_of_images_with_several(images):
+    targets = (default_rng(0).random((images, 4)) < 0.3).astype(np.int8)
+    scores = targets.astype(np.float32)
+    scores[0, 0] = 1 - scores[0, 0]
+    for name in ("micro_f1", "macro_f1"):
+        lower = []
+        for of_table in (targets, scores):
+            results = replace(results_of_scores(targets, of_table.astype(np.float32)), thresholds=np.full(4, 0.5))
+            lower.append(interval_of(results, METRICS[name])[0][0])
+        assert 50 < lower[1] < lower[0]
+
+
 PERFECT = """
 number | low
 7 | 74.94
