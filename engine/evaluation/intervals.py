@@ -26,8 +26,8 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
 
     Wilson's (1927) of a share of n samples, with n = share * (1 - share) / variance. The variance is the sum of the
     squared changes of the metric without each unit (`engine/evaluation/influence.py`, one function a kind of figure,
-    which sets limits that may be farther away), of groups, mean APs and kappas of several grades times (t / 1.96)² (Korn
-    and Graubard, 1998; `freedom_of`). A kappa is a share from its least value on.
+    which sets limits that may be farther away), of groups, mean APs and kappas of several grades times (t / 1.96)²
+    (Korn and Graubard, 1998; `freedom_of`). A kappa is a share from its least value on.
 
     None for a loss or a calibration error, and with a reason for an undefined value, and where too few samples show the
     variance. A sample was read.
