@@ -282,7 +282,11 @@ def select_compiled_kernels_by_time(enabled: bool) -> None:
 
 def compile_cache_folders() -> list[str]:
     """The folders from which torch.compile runs code; they may not exist yet."""
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+    mask = os.umask(0o077)  # the first import of the compiler makes one of them
+    try:
+        from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+    finally:
+        os.umask(mask)
 
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()
     return [folder, os.environ.get("TRITON_CACHE_DIR") or folder]
