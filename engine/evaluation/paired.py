@@ -59,9 +59,7 @@ def paired_limits(new: Sequence[SampleResults], old: Sequence[SampleResults], me
     steps = 2 * float(np.mean([figure.step**2 for pair in figures for figure in pair]))
     gains = np.array([metric.gain(*pair) for pair in pairs])
     changes = scale * np.stack([after.changes - before.changes for after, before in figures])
-    freedom = kish - 1
-    if units.are_groups or not figures[0][0].is_binomial:
-        freedom = freedom_of(changes[0], kish)
+    freedom = freedom_of(changes[0], kish) if units.are_groups else kish - 1
     of_images = float(np.sum(changes.mean(0) ** 2))
     of_seeds = 0.0
     images = kish * len(units.of_rows) / units.number if of_images > ROUNDING else kish
