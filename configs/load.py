@@ -172,11 +172,11 @@ def nest(values: Values) -> Values:
 
 
 def _merge(lower: Any, upper: Any) -> Any:
-    """The upper value; of two mappings, the values of both, but one goal of an operating point replaces the other."""
+    """The upper value; of two mappings, the values of both, but a goal replaces the other, with a class the point."""
     if not (isinstance(lower, dict) and isinstance(upper, dict)):
         return upper
     if _GOALS & upper.keys():
-        lower = without(lower, _GOALS)
+        lower = {} if "class" in upper else without(lower, _GOALS)
     return lower | {key: _merge(lower.get(key), value) for key, value in upper.items()}
 
 

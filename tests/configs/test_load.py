@@ -53,14 +53,20 @@ def test_arguments_of_the_optimizer_are_one_value(tmp_path):
     assert changed_options(to_yaml(first), to_yaml(without)) == {"TRAIN.OPTIMIZER.KWARGS": ({"a": 1, "b": ["x"]}, None)}
 
 
-@pytest.mark.parametrize(("goal", "expected"), [("sensitivity: 0.8", (0.8, None)), ("specificity: 0.7", (None, 0.7))])
-def test_a_goal_of_an_operating_point_replaces_the_other_one_and_keeps_the_rest(goal, expected, tmp_path):
+GOALS = [
+    ("sensitivity: 0.8", ("ill", "any", True, 0.8, None)),
+    ("specificity: 0.7", ("ill", "any", True, None, 0.7)),
+    ("class: well, sensitivity: 0.8", ("well", None, False, 0.8, None)),
+]
+
+
+@pytest.mark.parametrize(("goal", "expected"), GOALS)
+def test_a_goal_of_an_operating_point_replaces_the_other_one_and_with_a_class_the_rest(goal, expected, tmp_path):
     """The file is as a run writes it."""
-    point = "{class: ill, sensitivity: null, specificity: 0.9, groups: any}"
+    point = "{class: ill, sensitivity: null, specificity: 0.9, groups: any, by_limit: true}"
     recipe = write(tmp_path, "a.yaml", f"EVAL: {{OPERATING_POINT: {point}}}")
     found = config_for(f"-cfg={recipe}", "-opts", f"EVAL.OPERATING_POINT={{{goal}}}").eval.operating_point
-    assert (found.name, found.groups) == ("ill", "any")
-    assert (found.sensitivity, found.specificity) == expected
+    assert (found.name, found.groups, found.by_limit, found.sensitivity, found.specificity) == expected
 
 
 def test_paddlevits_notation_and_numbers_of_yaml_1_2(tmp_path):
