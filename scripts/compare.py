@@ -44,7 +44,7 @@ from engine.report.contents import RunContents, read_contents
 from engine.report.settings import FEWEST_SEEDS
 from engine.report.tables import compared_options
 from engine.run.log import RunLogger
-from engine.run.record import read_run
+from engine.run.record import read_metrics, read_run
 from scripts.flags import add_flag, find_source, script_parser, split_flags, split_sources
 from scripts.sweep import newest_runs, read_values
 from scripts.weights.trained_model import locate_weights
@@ -129,13 +129,23 @@ def _types_goal(command: Command) -> bool:
 
 def _note_on_choice(old: Planned, new: Planned) -> None:
     chosen = []
-    for name, (_, _, plan) in (("OLD", old), ("NEW", new)):
-        if plan.images.split == "val" and plan.record.is_of(plan.config.data):
+    for name, model in (("OLD", old), ("NEW", new)):
+        is_held_out = model.plan.images.split == "val" and model.plan.record.is_of(model.plan.config.data)
+        if is_held_out and _has_choice(model):
             chosen.append(name)
     if chosen:
         has_test = read_run(old.file.parent).get("result", {}).get("test")
         fix = "; -split=test compares on test images" if has_test else ""
-        print(f"These images chose the epoch and thresholds of {' and '.join(chosen)}: such figures are too good{fix}")
+        print(f"These images chose the epoch or thresholds of {' and '.join(chosen)}: such figures are too good{fix}")
+
+
+def _has_choice(model: Planned) -> bool:
+    """Whether held-out images chose thresholds, or one of several epochs; also if the epochs are not known."""
+    decision = model.plan.record.decision
+    has_point = decision.point is not None and decision.point.is_chosen
+    rows, _ = read_metrics(model.file.parent)
+    epochs = {row["epoch"] for row in rows if row["kind"] == "evaluation"}
+    return has_point or decision.thresholds is not None or len(epochs) != 1
 
 
 def _results(planned: Sequence[Sequence[Planned]], context: ProcessContext) -> list[list[SampleResults]]:

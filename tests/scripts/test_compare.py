@@ -437,12 +437,16 @@ def test_test_images_are_advised_only_where_the_run_has_some(grown, tmp_path, co
     """And the advice works: the figures are those of the run."""
     _, old, *_ = grown
     _, text = compared(old, old)
-    assert "thresholds of OLD and NEW" in text
+    assert "epoch or thresholds of OLD and NEW" in text
     assert "-split=test" not in text
     for split, names in (("train", range(8)), ("val", range(8, 12)), ("test", range(12, 18))):
         add_images(tmp_path / "data" / split, names)
     argv = ["-dataset=folder", f"-data_path={tmp_path / 'data'}", "-batch_size=8", f"-output={tmp_path}"]
-    run = train([*argv, "-opts", *TINY_VIT, "MODEL.NUM_CLASSES=2", "TRAIN.NUM_EPOCHS=1"])
+    options = ["-opts", *TINY_VIT, "MODEL.NUM_CLASSES=2"]
+    once = train([*argv, *options, "TRAIN.NUM_EPOCHS=1"])
+    assert "too good" not in compared(once, once)[1]  # nothing was chosen
+    run = train([*argv, *options, "TRAIN.NUM_EPOCHS=2"])
+    assert "thresholds of NEW:" in compared(once, run)[1]
     assert "-split=test" in compared(run, run)[1]
     _, text = compared(run, run, "-split=test")
     top1 = json.loads((run / "run.json").read_text())["result"]["test"]["top1"]
