@@ -38,6 +38,11 @@ _OWNER = "ampvit-owner"
 _OWNER_SECONDS = 60.0
 
 
+def _remove_folder(name: str, owner: IO[str]) -> None:
+    owner.close()  # first: the process may have as many open files as it can
+    shutil.rmtree(name, ignore_errors=True)
+
+
 class TemporaryFolder:
     """A new folder `ampvit-KIND-*`, which `cleanup()` removes, or at the latest the exit of this process.
 
@@ -54,7 +59,7 @@ class TemporaryFolder:
         self.name = tempfile.mkdtemp(prefix=f"ampvit-{kind}-")
         self._owner = open(Path(self.name, _OWNER), "x")  # noqa: SIM115 - open as long as the folder exists
         # After the sockets of multiprocessing, which removes them at exit; not in a fork.
-        self._remove = Finalize(self, shutil.rmtree, (self.name, True), exitpriority=-100)
+        self._remove = Finalize(self, _remove_folder, (self.name, self._owner), exitpriority=-100)
         self._owner.write(socket.gethostname())
         self._owner.flush()
         with suppress(OSError):  # without flock, the folder stays after SIGKILL

@@ -147,12 +147,13 @@ def test_a_file_is_read_whole_or_not_at_all(tmp_path):
 
 
 KILLED = """
-import os, sys
+import os, resource, sys
 sys.path.insert(0, sys.argv[1])
 from utils.files import TemporaryFolder
 folder = TemporaryFolder("samples")
 print(folder.name, flush=True)
 input()
+resource.setrlimit(resource.RLIMIT_NOFILE, (folder._owner.fileno() + 2,) * 2)  # one more file
 """
 
 
