@@ -73,7 +73,6 @@ def test_log_lines_keep_the_format_of_paddlevit(trained):
     folder, printed = trained
     log = (folder / "log.txt").read_text()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", line) for line in log.splitlines() if "Epoch[" in line)
-    assert not re.search(r"Epoch\[.{120}", printed)
     step = r"Epoch\[002/002\], Step\[0002/0003\], Lr: 0\.\d{6}, Loss: \d\.\d{4} \(\d\.\d{4}\), Avg Acc: [\d.]+%, "
     step += r"[\d.]+ img/s, [\d.]+G(, wait \d+%)?(, left [\d.]+s)?\n"
     epoch = r"----- Epoch\[001/002\], epoch time: [\d.]+s, [\d.]+ img/s, TFLOP/s: [\d.e-]+, time left: [\d.]+s\n"
