@@ -258,7 +258,7 @@ def likely_columns(
 
 
 def _is_no_label(name: str, values: Collection[str]) -> bool:
-    return bool(_NO_LABEL.fullmatch(_plain(name)) or _splits_of(name, values) or _has_objects(values))
+    return bool(_NO_LABEL.fullmatch(_plain(name)) or splits_of(name, values) or _has_objects(values))
 
 
 def _columns_of_cells(names: list[str], values: Values) -> list[str]:
@@ -337,7 +337,7 @@ def _find_split(
     table: Table, others: Sequence[str], values: Values, given: Columns, data: Data, folders: _Folders
 ) -> Split:
     """Of the given columns, else of a column among the `others`, else of the paths."""
-    splits = {name: _splits_of(name, of) for name, of in values.items()}
+    splits = {name: splits_of(name, of) for name, of in values.items()}
     if "split" in given:
         return _given_split(table, given["split"], splits, data)
     several = {name: split_of for name, split_of in splits.items() if len({*split_of.values()}) > 1}
@@ -397,7 +397,7 @@ def _wrong_values(table: Table, column: str, problem: str, data: Data) -> Questi
     shown = list_names([f"{value} ({rows})" for value, rows in counts])
     split: Any = None
     fix = "trains on all rows"
-    if len({*_splits_of(column, dict(counts)).values()}) > 1:
+    if len({*splits_of(column, dict(counts)).values()}) > 1:
         split = column
         fix = "reads it (null: trains on all rows)"
     elif len(counts) > 1:
@@ -420,7 +420,7 @@ def _parts_of(values: Iterable[str]) -> dict[str, list[str]]:
     return known if known and not found[""] else {"test": [PLACEHOLDER]}
 
 
-def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:
+def splits_of(name: str, values: Collection[str]) -> dict[str, str]:
     """The split of each value, in lower case; empty if they are not of splits."""
     lower = {value.lower() for value in values}
     split_of = {value: SPLIT_WORDS[value] for value in lower & SPLIT_WORDS.keys()}

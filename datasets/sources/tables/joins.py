@@ -9,9 +9,10 @@ from pathlib import Path
 
 from configs.schema import Data
 from datasets.sources.listing import list_directory, paths_in
-from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, split_of, word_in
+from datasets.sources.path_words import SPLIT_NAMES, split_of, word_in
 from datasets.sources.question import Question, on_all_rows
 from datasets.sources.samples import ImageFiles, spread
+from datasets.sources.tables.columns import splits_of
 from datasets.sources.tables.files import Lines, Table, open_table, read_lines
 from datasets.sources.tables.places import mend
 from utils.files import open_regular_file
@@ -23,7 +24,7 @@ _BESIDE = r"(?i)\.(csv|tsv|jsonl?|ndjson|txt|xlsx|xls|ods)$"
 _MAX_SHOWN = 3  # lists
 _PART_BYTES = 16384  # four parts of a file
 _FEWEST = 10  # images that it names, of a longer one
-_OF_SPLITS = re.compile(r"(?i)[\w ]*(split|partition)[\w ]*")
+_OF_SPLITS = re.compile(r"(?i)[\w ]*(split|partition)[\w ]*|sub[-_ ]?set")
 
 
 class FolderAndName(Table):
@@ -140,9 +141,8 @@ def _columns_beside(file: Path) -> tuple[list[tuple[str, ...]], bool]:
 
 
 def _are_splits(name: str, *values: str) -> bool:
-    """Whether a column of a table, or of a part, is of splits by its name, or by the words in it."""
-    words = {value.lower() for value in values}
-    return _OF_SPLITS.fullmatch(name) is not None or (bool(words) and words <= SPLIT_WORDS.keys())
+    """Whether a column of a table, or of a part, is of splits by its name, or by its values."""
+    return _OF_SPLITS.fullmatch(name) is not None or bool(splits_of(name, values))
 
 
 def _stem(path: str) -> str:

@@ -111,6 +111,8 @@ folders, tr and te | {a,b}/@.png | labels.csv | path,label,split | {path},{folde
 folders, column train | {a,b}/@.png | labels.csv | path,label,train | {path},{folder},{value} | TRAIN TRAIN TEST | .
 folders, splits alone | {a,b}/@.png | meta.csv | path,age,split | {path},{n},{value} | train train test | .
 folders, splits alone, one folder | images/{a,b}/@.png | meta.csv | path,split | {path},{value} | 0 0 1 | .
+folders, a flag of test | {a,b}/@.png | meta.csv | path,age,is_test | {path},{n},{value} | 0 0 1 | .
+folders, subsets | {a,b}/@.png | meta.csv | path,subset | {path},{value} | 0 1 2 | .
 folders, splits in JSON lines | {a,b}/@.png | meta.jsonl | | {{"path": "{path}", "split": "{value}"}} | train test | .
 patients, train and holdout | {p1,p2}/@.png | labels.csv | path,label,split | {path},{label},{value} | train train train holdout | .
 patients, tr and te | {p1,p2}/@.png | labels.csv | path,label,split | {path},{label},{value} | tr tr tr te | .
