@@ -93,7 +93,8 @@ def table_of_other_labels(listing: ImageFiles, root: Path) -> TableBeside | None
         agrees = any(_have_same_classes(one.labels, class_of) for one in table.answers)
         if not agrees or any(not class_of.keys().isdisjoint(one.held_out) for one in table.answers):
             return table
-    for file in splits_beside(files_beside(root), listing.paths, root)[0]:
+    are_split = listing.root != root  # train/ beside other splits
+    for file in () if are_split else splits_beside(files_beside(root), listing.paths, root)[0]:
         ways = _splits_of_folders(file, listing)
         if ways:
             return TableBeside(file, ways)

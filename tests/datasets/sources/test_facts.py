@@ -113,6 +113,7 @@ folders, splits alone | {a,b}/@.png | meta.csv | path,age,split | {path},{n},{va
 folders, splits alone, one folder | images/{a,b}/@.png | meta.csv | path,split | {path},{value} | 0 0 1 | .
 folders, a flag of test | {a,b}/@.png | meta.csv | path,age,is_test | {path},{n},{value} | 0 0 1 | .
 folders, subsets | {a,b}/@.png | meta.csv | path,subset | {path},{value} | 0 1 2 | .
+folders of splits, the same splits | train/{a/1,b/2}@.png & test/{a/3,b/4}@.png | meta.csv | id,split | {stem},{folder} | | .
 folders, splits in JSON lines | {a,b}/@.png | meta.jsonl | | {{"path": "{path}", "split": "{value}"}} | train test | .
 patients, train and holdout | {p1,p2}/@.png | labels.csv | path,label,split | {path},{label},{value} | train train train holdout | .
 patients, tr and te | {p1,p2}/@.png | labels.csv | path,label,split | {path},{label},{value} | tr tr tr te | .
