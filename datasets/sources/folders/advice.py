@@ -19,7 +19,16 @@ from datasets.sources.class_names import list_names
 from datasets.sources.folders.class_folders import FoundFiles, Levels
 from datasets.sources.folders.labels import by_split, is_mask, without_masks
 from datasets.sources.groups import FEWEST, IDENTIFIER, level_of_cases
-from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORDS, any_word_in, label_in, of_level, split_of, word_in
+from datasets.sources.path_words import (
+    SPLIT_NAMES,
+    SPLIT_WORDS,
+    any_word_in,
+    label_in,
+    of_level,
+    split_of,
+    split_of_images,
+    word_in,
+)
 from datasets.sources.question import Answer, Question, Way, with_columns, without_empty, words_of
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, to_nfc
@@ -350,6 +359,12 @@ def _other_data(root: Path, images: Sequence[str]) -> list[Way]:
     walked = (Path(folder, name) for folder, _, names in FoundFiles(root).walk(root) for name in names)
     lists = lists or [*islice((path for path in walked if path.suffix == ".json"), 1)]  # of a single image
     move = Way("move the images of each class into one folder (docs/data.md#labels-of-folders)")
+    folders = dict.fromkeys(path.partition("/")[0] for path in images)
+    held_out = [name for name in folders if split_of_images(name) in ("val", "test")]
+    if held_out:
+        move = Way(
+            f"move {list_names(held_out, _MAX_SHOWN)} out of {root}, or the images in it into folders of classes"
+        )
     public = Way("-dataset=torchvision/NAME reads public data sets")
     if not lists:
         return [move, public]
