@@ -97,7 +97,7 @@ flowers | {daisy,rose} flowers/{daisy,rose} | flowers | ALL
 GTSRB | Train/{0,1,2,3} Test Meta {Train,Test,Meta}.csv! | Train | ALL
 Flowers-102 | jpg {imagelabels,setid}.mat! |  | torchvision/NAME
 two trainings | {images_train,masks_train,images_test}/{a,b} | images_train masks_train |
-a bare holdout | {a,b} hold-out |  | ALL; move 'hold-out' out of 
+a bare holdout | {a,b} hold-out |  | ALL; move 'hold-out' out of
 a hidden test | {a,b} hidden_test |  | ALL
 short words of splits | {tr,te}/{a,b} | tr | rename them to t
 noisy | {train_clean,train_noisy,test}/{a,b} | train_clean train_noisy |
