@@ -1,5 +1,6 @@
 """The ranks that a launcher starts itself, as its forks or as programs: how they start and end."""
 
+import itertools
 import json
 import os
 import resource
@@ -72,8 +73,9 @@ def test_ranks_that_cannot_start_are_one_error(monkeypatch, tmp_path, free, prob
     monkeypatch.setattr(ranks, "open_loopback_store", Mock(side_effect=RuntimeError("uv loop")))
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = max(map(int, os.listdir("/proc/self/fd")))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + free, limits[1]))
+    used = {*map(int, os.listdir("/proc/self/fd"))}
+    unused = (descriptor for descriptor in itertools.count() if descriptor not in used)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(itertools.islice(unused, free, None)), limits[1]))
     try:
         with refused(f"{problem}.*ulimit -u and -n"):
             ranks.launch_ranks([], 0, str(tmp_path))

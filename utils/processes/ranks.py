@@ -105,7 +105,7 @@ def _check_descriptors(number: int) -> None:
     opened = list[int]()
     try:
         for _ in range(number):
-            opened.append(os.dup(1))
+            opened.append(os.open(os.devnull, os.O_RDONLY))
     finally:
         for descriptor in opened:
             os.close(descriptor)

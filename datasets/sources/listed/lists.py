@@ -304,7 +304,7 @@ def _notes_on_folds(table: Table, data: Data) -> list[Note]:
     names = [name for name in table.header if _FOLDS.fullmatch(name) and name not in used]
     notes = []
     for name in names if "split" not in data.given_columns else ():
-        values = sorted({*table.column(name)})
+        values = sorted({*table.column(name)} - {""})
         if 1 < len(values) <= _MOST_FOLDS:
             option = with_columns(data, {"split": {"column": name, "val": values[:1]}}).options
             text = f"the {len(values)} values of {shorten(name)} do not split the images"
