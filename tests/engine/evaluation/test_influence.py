@@ -89,6 +89,31 @@ def test_the_changes_are_those_of_the_figure_without_the_unit(name, several):
             assert scale * figure.changes[unit] == approx(metric.compute(results) - without, abs=1e-9)
 
 
+def of_grades(table: list[list[int]]) -> SampleResults:
+    """Of so many images of each true (row) and predicted grade (column)."""
+    true, predicted = np.repeat(np.indices(np.shape(table)).reshape(2, -1), np.ravel(table), axis=1)
+    return results_of_scores(true, np.eye(len(table), dtype=np.float32)[predicted])
+
+
+@mark.parametrize("name, expected", [("linear", 0.001631550850165377), ("quadratic", 0.001071603939499685)])
+def test_the_variance_of_kappa_is_the_one_of_statsmodels(name, expected):
+    """`cohens_kappa(TABLE, wt=NAME).var_kappa` of statsmodels 0.15.0."""
+    results = of_grades([[30, 4, 1, 0], [6, 25, 5, 2], [1, 7, 18, 4], [0, 1, 3, 23]])
+    figure = KINDS["agreement"](results, METRICS[f"{name}_kappa"].of, units_of(results))
+    assert figure.changes @ figure.changes == approx(expected, rel=1e-9)
+
+
+def test_the_variance_of_the_auroc_is_delongs():
+    """From the placements, with denominators n in place of his n - 1."""
+    targets = np.repeat([0, 1], [30, 12])
+    score = (default_rng(0).normal(size=42) + targets).round(1)
+    results = results_of_scores(targets, np.stack([-score, score], 1).astype(np.float32))
+    wins = np.sign(score[30:, None] - score[:30]) / 2 + 0.5
+    figure = KINDS["ranking"](results, "auroc", units_of(results))
+    assert figure.values.mean() == approx(wins.mean())
+    assert figure.changes @ figure.changes == approx(wins.mean(1).var() / 12 + wins.mean(0).var() / 30)
+
+
 def test_the_limits_of_classes_are_wilsons_and_newcombes():
     """Of groups at the effective number of images: errors of whole groups count as one each."""
     targets = np.repeat([0, 1, 2], [60, 40, 2])

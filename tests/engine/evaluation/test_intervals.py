@@ -8,9 +8,11 @@ import torch
 from conftest import each_value
 from numpy.random import default_rng
 from pytest import approx, mark
-from scipy.stats import binom, binomtest, chi2
+from scipy.stats import binom, binomtest, chi2, t
+from test_influence import of_grades
 from test_results import results_for, results_of
 
+from engine.evaluation.influence import KINDS, units_of
 from engine.evaluation.intervals import confidence_interval, ranking_of
 from engine.evaluation.limits import wilson
 from engine.evaluation.results import SampleResults, results_of_scores
@@ -208,7 +210,25 @@ table | low | high
 
 @each_value(KAPPAS)
 def test_the_interval_of_a_kappa_at_chance_or_below_is_as_wide_as_its_error(table, low, high):
-    true, predicted = np.repeat([[0, 0], [0, 1], [1, 0], [1, 1]], np.ravel(table), axis=0).T
-    results = results_of_scores(true, np.eye(2, dtype=np.float32)[predicted])
     for name in ("linear_kappa", "quadratic_kappa"):  # equal, of two grades
-        assert confidence_interval(results, METRICS[name])[0] == approx([low, high], abs=0.2)
+        assert confidence_interval(of_grades(table), METRICS[name])[0] == approx([low, high], abs=0.2)
+
+
+FEW_ERRORS = of_grades([[20, 0, 2], [0, 20, 0], [0, 0, 20]])
+PLACES = np.arange(100)[:, None]
+RARE_CLASS = results_of_scores(np.isin(PLACES, [0, 10, 20, 30]).astype(np.int8), -PLACES.astype(np.float32))
+
+
+@mark.parametrize("name, results", [("linear_kappa", FEW_ERRORS), ("mean_ap", RARE_CLASS)])
+def test_few_images_that_make_most_of_a_variance_open_the_interval(name, results):
+    """By SciPy's t at the degrees of freedom of Pan and Wall: about 4.5 and 2.5 of 62 and 100 images."""
+    metric = METRICS[name]
+    figure = KINDS[metric.kind](results, metric.of, units_of(results))
+    scale = 1 - figure.least
+    share = (figure.values.mean() - figure.least) / scale
+    squares = (figure.changes / scale) ** 2
+    freedom = 2 * squares.sum() ** 2 / (len(squares) * squares.var())
+    variance = squares.sum() * (t.ppf(0.975, freedom) / 1.96) ** 2
+    limits = wilson(share, share * (1 - share) / variance)
+    expected = [100 * (figure.least + scale * limit) for limit in limits]
+    assert confidence_interval(results, metric)[0] == approx(expected)
