@@ -35,7 +35,7 @@ from datasets.sources.shared_arrays import PackedStrings, to_nfc
 from datasets.sources.tables.cells import Columns
 from datasets.sources.tables.columns import likely_columns
 from datasets.sources.tables.files import IS_WORKBOOK, TABLE_SUFFIXES, WORKBOOK, open_table, table_file
-from datasets.sources.tables.joins import TWO_TABLES, files_beside, splits_beside, text_of
+from datasets.sources.tables.joins import TWO_TABLES, files_beside, splits_beside, stem_of, text_of
 from utils.errors import UserError
 from utils.notes import Note
 
@@ -131,7 +131,7 @@ def tables_beside(
     """
     of_splits = re.compile(r"\.json$|(split|partition).*\.txt$")  # CelebA's numbers of splits are no labels
     files = [file for file in files_beside(root) if not of_splits.search(file.name)]
-    stems = set(map(_stem, paths)) if files else set()
+    stems = set(map(stem_of, paths)) if files else set()
     seen = dict[Answer, Path]()
     known = set[str]()
     for file in files:
@@ -230,13 +230,9 @@ def _advise_join(file: Path, any_labels: bool) -> list[Way]:
 
 def _may_name(file: Path, stems: set[str]) -> bool:
     """Whether a fiftieth of the lines in a part of a table name images: others are not read."""
-    text = text_of(file).replace("\\", "/")
+    text = text_of(file)
     cells = chain(re.split(r"[,;|\"\t\n]", text), text.split())
-    return 50 * len(stems.intersection(map(_stem, cells))) > text.count("\n")
-
-
-def _stem(path: str) -> str:
-    return os.path.splitext(path.strip().rpartition("/")[2])[0]
+    return 50 * len(stems.intersection(map(stem_of, cells))) > text.count("\n")
 
 
 def _have_same_classes(labels: Mapping[str, str], others: Mapping[str, str]) -> bool:
@@ -354,7 +350,7 @@ def notes_on_lists(root: Path, listing: ImageFiles) -> list[Note]:
 
 def _other_data(root: Path, images: Sequence[str]) -> list[Way]:
     """The lists that are not read, and a way to read well-known data."""
-    stems = set(map(_stem, images))
+    stems = set(map(stem_of, images))
     lists = [path for path in files_beside(root) if _may_name(path, stems) or re.search(WORKBOOK, path.name)]
     walked = (Path(folder, name) for folder, _, names in FoundFiles(root).walk(root) for name in names)
     lists = lists or [*islice((path for path in walked if path.suffix == ".json"), 1)]  # of a single image

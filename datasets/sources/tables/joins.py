@@ -8,7 +8,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 
 from configs.schema import Data
-from datasets.sources.listing import list_directory, paths_in
+from datasets.sources.listing import files_with, paths_in
 from datasets.sources.path_words import SPLIT_NAMES, split_of, word_in
 from datasets.sources.question import Question, on_all_rows
 from datasets.sources.samples import ImageFiles, spread
@@ -20,7 +20,7 @@ from utils.notes import Note
 
 TWO_TABLES = "docs/data.md#joined-tables makes one table"
 _MAX_NAMES = 1000  # whose words are searched
-_BESIDE = r"(?i)\.(csv|tsv|jsonl?|ndjson|txt|xlsx|xls|ods)$"
+_BESIDE = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt", ".xlsx", ".xls", ".ods")
 _MAX_SHOWN = 3  # lists
 _PART_BYTES = 16384  # four parts of a file
 _FEWEST = 10  # images that it names, of a longer one
@@ -85,8 +85,8 @@ def files_beside(root: Path) -> list[Path]:
     near = (Path(os.path.normpath(root / name)) for name in ("", "..", "../meta", "../labels", "../val"))
     for folder in (*near, *paths_in(root, "[!.]*/")):
         with suppress(OSError):
-            files = [folder / file for file in list_directory(folder)[1] if re.search(_BESIDE, file)]
-            found += files if len(files) <= 20 else []  # more are of single images
+            names = files_with(folder, _BESIDE)
+            found += [folder / name for name in names] if len(names) <= 20 else []  # more are of single images
     return found
 
 
@@ -105,8 +105,8 @@ def splits_beside(
         is_list = word_in(file.stem) in SPLIT_NAMES
         if not (is_table or is_list):
             continue
-        stems = stems or {*map(_stem, names)}
-        named = stems.intersection(map(_stem, chain(*others)))
+        stems = stems or {*map(stem_of, names)}
+        named = stems.intersection(map(stem_of, chain(*others)))
         is_named = bool(named) and len(named) >= min(_FEWEST, len(others[0]) - 1)
         if is_table and is_named:
             tables.append(file)
@@ -115,6 +115,11 @@ def splits_beside(
     text = f"{place}: lists of splits are not read: {', '.join(lists[:_MAX_SHOWN])}"
     fix = f"docs/data.md#lists-of-splits{page} makes a table of them"
     return tables, [Note("warning", f"{text}; {fix}")] if lists else []
+
+
+def stem_of(path: str) -> str:
+    """The name of an image without its ending, from a name or a cell."""
+    return os.path.splitext(mend(path.strip()).rpartition("/")[2])[0]
 
 
 def text_of(file: Path) -> str:
@@ -143,7 +148,3 @@ def _columns_beside(file: Path) -> tuple[list[tuple[str, ...]], bool]:
 def _are_splits(name: str, *values: str) -> bool:
     """Whether a column of a table, or of a part, is of splits by its name, or by its values."""
     return _OF_SPLITS.fullmatch(name) is not None or bool(splits_of(name, values))
-
-
-def _stem(path: str) -> str:
-    return os.path.splitext(os.path.basename(mend(path)))[0]
