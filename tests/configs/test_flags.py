@@ -14,6 +14,7 @@ from configs.resolve import ALL_RULES
 from configs.schema.config import known_keys
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import FIXED_KEYS
+from tests.configs.option_values import assert_options
 
 WEIGHTS = "-pretrained=vit.pth"
 
@@ -42,19 +43,14 @@ def test_a_prediction(argv, expected):
     command = parse_command_line([WEIGHTS, *argv.split()])
     found = command.prediction
     assert (found.path, found.top_k, str(found.folder), found.json, found.excel) == literal_eval(expected)
-    assert found.threshold is None
-    assert not found.explain
-    assert not found.embeds
-    assert command.name == "predict"
-    assert command.config.eval.enabled
+    assert (found.threshold, found.explain, found.embeds) == (None, False, False)
+    assert (command.name, command.config.eval.enabled) == ("predict", True)
     command.require_selection()
 
 
 def test_a_training_is_no_prediction():
     command = parse_command_line([WEIGHTS])
-    assert command.prediction is None
-    assert command.name == "train"
-    assert not command.config.eval.enabled
+    assert (command.prediction, command.name, command.config.eval.enabled) == (None, "train", False)
     command.require_selection()
 
 
@@ -101,11 +97,10 @@ def test_home_is_expanded_in_flags_files_and_lists(tmp_path, monkeypatch):
     )
     words = ["-cfg=~/run.yaml", "-data_path", "~/images", "-plugin=~/own.py", "-opts", "TRAIN.TEACHER_MODEL=~/t.pth"]
     config = config_for(*words, "MODEL.PRETRAINED='~/a.pth'")
-    assert config.save == f"{tmp_path}/out"
-    assert config.data.cache_dir == f"{tmp_path}/cache"
-    assert config.data.data_path == f"{tmp_path}/images"
-    assert config.model.pretrained == f"{tmp_path}/a.pth"
-    assert config.train.teacher_model == f"{tmp_path}/t.pth"
+    assert_options(
+        config, f"SAVE={tmp_path}/out DATA.CACHE_DIR={tmp_path}/cache DATA.DATA_PATH={tmp_path}/images SEED=3"
+    )
+    assert_options(config, f"MODEL.PRETRAINED={tmp_path}/a.pth TRAIN.TEACHER_MODEL={tmp_path}/t.pth")
     assert config.seed == 3
     assert config.plugins[0].startswith(f"{tmp_path}/own.py#")
     for words in (["-output=~"], ["-opts", "SAVE=~/"]):
@@ -128,8 +123,7 @@ def test_quoted_values_are_read():
     quoted = [re.sub("=(.*)", r"='\1'", word) for word in plain.split()]
     config = config_for("-opts", "MODEL.NAME='4'", *quoted)
     assert config == config_for("-opts", "MODEL.NAME='4'", *plain.split())
-    assert config.model.name == "4"
-    assert config.train.base_lr == 1e-3
+    assert_options(config, "MODEL.NAME='\"4\"' TRAIN.BASE_LR=1e-3")
 
 
 def test_the_page_of_all_options_is_current():

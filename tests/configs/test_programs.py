@@ -7,13 +7,14 @@ import pytest
 import timm
 import torchvision
 import yaml
-from conftest import ROOT, config_for, each_row, line_of
+from conftest import ROOT, cli, config_for, each_row, line_of
 
 from configs.command_line import parse_command_line
 from configs.flags import entry_parser
 from configs.help import all_keys
 from configs.programs import describe_flags, flags_page, name_of_model, paddleclas_keys, programs
 from configs.yaml_io import read_yaml
+from tests.configs.option_values import assert_options
 
 NAMES = {name: text.split() for name, text in read_yaml(ROOT / "tests/configs/program_flags.yaml").items()}
 KNOWN = {key.name for key in all_keys()} | entry_parser("").parse_args([]).__dict__.keys()
@@ -122,9 +123,8 @@ def test_the_recipe_in_the_error_is_found_from_another_folder(flag, tmp_path, mo
 
 
 def test_pretrained_alone_is_timms():
-    config = config_for("--model", "resnet18", "--pretrained", "--epochs", "2")
-    assert config.model.pretrained == "timm"
-    assert config.train.num_epochs == 2
+    config = config_for(*cli("--model resnet18 --pretrained --epochs 2"))
+    assert_options(config, "MODEL.PRETRAINED=timm TRAIN.NUM_EPOCHS=2")
 
 
 def test_torchvisions_names_of_models_are_timms():
@@ -149,5 +149,5 @@ def test_an_args_yaml_of_timm_is_answered_with_the_words_for_all_values_but_its_
     config = config_for(
         "-cfg=configs/programs/timm.yaml", *(word for words in rows.values() for word in shlex.split(words))
     )
-    assert (config.train.num_epochs, config.data.image_size) == (7, (64, 96))
-    assert (config.model.kwargs, config.data.data_path) == ({"drop_rate": 0.1}, given["data_dir"])
+    assert_options(config, "TRAIN.NUM_EPOCHS=7 DATA.IMAGE_SIZE=[64,96] 'MODEL.KWARGS={drop_rate: 0.1}'")
+    assert config.data.data_path == given["data_dir"]

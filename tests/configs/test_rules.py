@@ -1,12 +1,13 @@
 """The rules of options (configs/resolve.py): -model, presets, old keys, defaults, facts of the data -> one `Config`."""
 
 import json
+import re
 import shlex
 from ast import literal_eval
 from operator import attrgetter
 
 import pytest
-from conftest import ROOT, cells_of, config_for, each_row, line_of, refused, told
+from conftest import ROOT, cells_of, cli, config_for, each_row, line_of, refused, told
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,14 +19,10 @@ from configs.resolve import Facts, check_best_metric, follow_facts
 from configs.schema import Config
 from configs.schema.compute import PRESETS
 from configs.yaml_io import parse_value, write_yaml
+from tests.configs.option_values import assert_options, parse_recipe
 from utils.errors import Findings, UserError
 
 GLOBAL_BATCH = ("DATA.GLOBAL_BATCH_SIZE=24", "DATA.BATCH_SIZE=2")
-
-
-def parse(folder, text: str, *flags: str):
-    (folder / "recipe.yaml").write_text(text)
-    return parse_command_line([f"-cfg={folder / 'recipe.yaml'}", *flags])
 
 
 def options(*keys: str) -> Config:
@@ -70,12 +67,18 @@ def test_a_recipe_has_as_many_classes_as_are_chosen(words, number, before):
     assert told(command.notes, "NUM_CLASSES") == expected
 
 
-def test_dinov3_takes_bfloat16_unless_a_dtype_is_given():
-    words = ["-model=vit_small_patch16_dinov3", "-amp"]
-    dtypes = [config_for(*words, *more).amp.dtype for more in ([], ["-amp_dtype=float16"])]
-    assert dtypes == ["bfloat16", "float16"]
-    assert config_for("-model=vit_small_patch16_dinov2", "-amp").amp.dtype is None
-    assert parse_command_line(words[:1]).config.amp.dtype is None
+DTYPES = """
+words | dtype
+-model=vit_small_patch16_dinov3 -amp | bfloat16
+-model=vit_small_patch16_dinov3 -amp -amp_dtype=float16 | float16
+-model=vit_small_patch16_dinov2 -amp | None
+-model=vit_small_patch16_dinov3 | None
+"""
+
+
+@each_row(DTYPES)
+def test_dinov3_takes_bfloat16_unless_a_dtype_is_given(words, dtype):
+    assert str(config_for(*words.split()).amp.dtype) == dtype
 
 
 RATES = """
@@ -133,28 +136,28 @@ def test_the_metrics_that_are_advised_before_the_classes_are_known_apply_to_thre
         follow_facts(options(f"EVAL.BEST_METRIC={name}"), Facts(classes=3))
 
 
-WARM_UPS = {  # a recipe; the warm-up of a run of 5 epochs; the origins of another one in lines about it
-    "default": ("SEED: 0", 0.5, ["default"]),
-    "family": ("MODEL: {TYPE: swin}", 0.5, ["default"]),
-    "recipe": ("TRAIN: {NUM_EPOCHS: 300, WARMUP_EPOCHS: 32}", 0.5, ["recipe.yaml:1"]),
-    "half": ("TRAIN: {WARMUP_EPOCHS: 2.5}", 0.5, ["recipe.yaml:1"]),
-    "short": ("TRAIN: {WARMUP_EPOCHS: 2}", 2, []),
-}
+# A recipe; the warm-up of a run of 5 epochs; the origin of another one in a line about it
+WARM_UPS = """
+text | expected | origin
+SEED: 0 | 0.5 | default
+MODEL: {TYPE: swin} | 0.5 | default
+TRAIN: {NUM_EPOCHS: 300, WARMUP_EPOCHS: 32} | 0.5 | recipe.yaml:1
+TRAIN: {WARMUP_EPOCHS: 2.5} | 0.5 | recipe.yaml:1
+TRAIN: {WARMUP_EPOCHS: 2} | 2 |
+"""
 
 
-@pytest.mark.parametrize("case", WARM_UPS)
-def test_a_warm_up_of_much_of_the_run_becomes_a_tenth(case, tmp_path):
-    text, expected, origins = WARM_UPS[case]
+@each_row(WARM_UPS)
+def test_a_warm_up_of_much_of_the_run_becomes_a_tenth(text, expected, origin, tmp_path):
     (tmp_path / "recipe.yaml").write_text(text)
     (tmp_path / "short.yaml").write_text("BASE: [recipe.yaml]\nTRAIN: {NUM_EPOCHS: 5}")
     recipe = f"-cfg={tmp_path / 'recipe.yaml'}"
     by_flag = parse_command_line([recipe, "-epochs=5"])
     for argv in ([recipe, "-opts", "TRAIN.NUM_EPOCHS=5"], [f"-cfg={tmp_path / 'short.yaml'}"]):
         assert config_for(*argv) == by_flag.config
-    assert by_flag.config.train.warmup_epochs == expected
-    texts = told(by_flag.notes, "WARMUP_EPOCHS is 0.5")
-    assert len(texts) == len(origins)
-    assert all(map(str.__contains__, texts, origins))
+    assert by_flag.config.train.warmup_epochs == float(expected)
+    said = told(by_flag.notes, "WARMUP_EPOCHS is 0.5")
+    assert [origin in text for text in said] == [True] * bool(origin)
 
 
 # The section MODEL of a recipe, an option, MODEL.TUNE
@@ -169,7 +172,7 @@ TUNE: 'last:2' | MODEL.FREEZE_BACKBONE=false | last:2
 
 @each_row(FROZEN)
 def test_paddlevits_frozen_backbone_is_a_tuned_head(tmp_path, model, option, tune):
-    config = parse(tmp_path, f"MODEL: {{{model}}}", "-opts", "SEED=0", *option.split()).config
+    config = parse_recipe(tmp_path, f"MODEL: {{{model}}}", f"-opts SEED=0 {option}").config
     assert config.model.tune == tune
     assert "FREEZE_BACKBONE" not in to_yaml(config)
     stored = parse_value(to_yaml(config))
@@ -179,31 +182,23 @@ def test_paddlevits_frozen_backbone_is_a_tuned_head(tmp_path, model, option, tun
 
 def test_a_frozen_backbone_is_tuned_in_one_way(tmp_path):
     with refused(r"recipe.yaml:1: MODEL.FREEZE_BACKBONE is TUNE=head, not TUNE=lora"):
-        parse(tmp_path, "MODEL: {FREEZE_BACKBONE: true, TUNE: lora}")
+        parse_recipe(tmp_path, "MODEL: {FREEZE_BACKBONE: true, TUNE: lora}")
 
 
-def model_of(*argv: str):
-    return config_for(*list(argv)).model
+MODELS = """
+flags | expected
+-model=vit_tiny_patch16_224 | MODEL.NAME=vit_tiny_patch16_224 MODEL.PATCH_SIZE=16 MODEL.DEPTH=12 MODEL.EMBED_DIM=192 \
+    MODEL.DROPOUT=0.0 MODEL.ATTENTION_DROPOUT=0.0  # the rates are of -cfg; the recipe of this name has 0.1
+-model=vit_digits |
+-model=resnet18 | MODEL.TYPE=timm MODEL.NAME=resnet18  # a name that is no recipe
+"""
 
 
-def test_the_model_replaces_that_of_the_recipe(tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("MODEL: {NAME: mine, PATCH_SIZE: 8, DEPTH: 3, NUM_CLASSES: 7, PRETRAINED: a.pth}\nSEED: 3")
-    config = config_for(f"-cfg={recipe}", "-model=vit_tiny_patch16_224")
-    model = config.model
-    assert model.name == "vit_tiny_patch16_224"
-    assert model.patch_size == 16
-    assert model.depth == 12
-    assert model.embed_dim == 192
-    assert model.num_classes == 7
-    assert model.pretrained == "a.pth"
-    assert config.seed == 3
-    assert model_of(f"-cfg={recipe}", "-model=vit_digits").num_classes == 7
-    assert (model.dropout, model.attention_dropout) == (0, 0)  # of -cfg; the recipe of this name has 0.1
-    model = model_of(f"-cfg={recipe}", "-model=resnet18")  # a name that is no recipe
-    assert model.type == "timm"
-    assert model.name == "resnet18"
-    assert model.num_classes == 7
+@each_row(MODELS)
+def test_the_model_replaces_that_of_the_recipe(flags, expected, tmp_path):
+    text = "MODEL: {NAME: mine, PATCH_SIZE: 8, DEPTH: 3, NUM_CLASSES: 7, PRETRAINED: a.pth}\nSEED: 3"
+    config = parse_recipe(tmp_path, text, flags).config
+    assert_options(config, f"{expected} MODEL.NUM_CLASSES=7 MODEL.PRETRAINED=a.pth SEED=3")
 
 
 # The section MODEL of a recipe beside -model; DROPOUT, ATTENTION_DROPOUT and DROPPATH; whether a line is about them
@@ -223,7 +218,7 @@ TYPE: vit | -model=vit_tiny_patch16_224 -opts MODEL.DROPOUT=0.3 | 0.3 0.0 0.0 | 
 
 @each_row(DROP_RATES)
 def test_the_model_beside_a_recipe_keeps_its_drop_rates(section, flags, rates, said, tmp_path):
-    command = parse(tmp_path, f"MODEL: {{{section}}}", *flags.split())
+    command = parse_recipe(tmp_path, f"MODEL: {{{section}}}", flags)
     model = command.config.model
     assert f"{model.dropout} {model.attention_dropout} {model.droppath}" == rates
     assert bool(told(command.notes, "Of -cfg: ")) == (said == "true")
@@ -233,43 +228,38 @@ def test_weights_of_timm_need_a_model_of_timm():
     recipe = f"-cfg={ROOT / 'configs' / 'finetune.yaml'}"
     name = "-model=vit_tiny_patch16_224"
     for flags in ([recipe, name], [name, "-pretrained=timm"]):
-        assert model_of(*flags).type == "timm"
-        assert model_of(*flags).name == "vit_tiny_patch16_224"
+        assert_options(config_for(*flags), "MODEL.TYPE=timm MODEL.NAME=vit_tiny_patch16_224")
     refused_flags = ["-pretrained=timm", "-opts", "MODEL.TYPE=vit"]
     for flags in (refused_flags, [name, *refused_flags]):
         assert "in place of MODEL.TYPE vit" in line_of(parse_command_line, flags)
     command = parse_command_line([recipe, name, "-pretrained=a.pth"])
-    model = command.config.model
-    assert (model.dropout, model.attention_dropout, model.droppath) == (0, 0, 0)
+    rates = "MODEL.DROPOUT=0.0 MODEL.ATTENTION_DROPOUT=0.0 MODEL.DROPPATH=0.0"
+    assert_options(command.config, f"{rates} MODEL.TYPE=vit MODEL.EMBED_DIM=192 MODEL.PRETRAINED=a.pth")
     assert told(command.notes, "vit_tiny_patch16_224 has MODEL.DROPOUT=0.1, MODEL.ATTENTION_DROPOUT=0.1")
-    assert model.type == "vit"
-    assert model.embed_dim == 192
-    assert model.pretrained == "a.pth"
+
+
+DESCRIBED = """
+architecture: test_vit
+model_args: {img_size: [64, 64], num_classes: 9, reg_tokens: 4, depth: 2}
+pretrained_cfg: {input_size: [3, 64, 64], global_pool: avg}
+"""
 
 
 def test_a_folder_of_timms_gives_the_architecture(tmp_path):
     """Its config.json is read once: the options of the run describe the model without it."""
-    folder = tmp_path / "hf"
-    cfg = {"input_size": [3, 64, 64], "global_pool": "avg"}
-    folder.mkdir()
-    arguments = {"img_size": [64, 64], "num_classes": 9, "reg_tokens": 4, "depth": 2}
-    content = {"architecture": "test_vit", "model_args": arguments, "pretrained_cfg": cfg}
-    (folder / "config.json").write_text(json.dumps(content))
-    argv = [f"-model=local-dir:{folder}", "-opts", "MODEL.KWARGS={depth: 3, qk_norm: true}"]
+    described = tmp_path / "config.json"
+    described.write_text(json.dumps(parse_value(DESCRIBED)))
+    argv = [f"-model=local-dir:{tmp_path}", "-opts", "MODEL.KWARGS={depth: 3, qk_norm: true}"]
     command = parse_command_line([*argv, "MODEL.PRETRAINED=timm"])
-    model = command.config.model
-    assert model.type == "timm"
-    assert model.name == "test_vit"
+    kwargs = "{global_pool: avg, reg_tokens: 4, depth: 3, qk_norm: true}"
+    expected = f"MODEL.TYPE=timm MODEL.NAME=test_vit MODEL.NUM_CLASSES=null 'MODEL.KWARGS={kwargs}'"
+    assert_options(command.config, f"{expected} MODEL.PRETRAINED={tmp_path}")
     assert command.run_name == "test_vit"
-    assert model.pretrained == str(folder)
-    assert model.kwargs == {"global_pool": "avg", "reg_tokens": 4, "depth": 3, "qk_norm": True}
-    assert model.num_classes is None
-    assert model_of(*argv).pretrained is None
-    recipe = tmp_path / "config.yaml"
-    recipe.write_text(to_yaml(command.config))
-    (folder / "config.json").unlink()
-    assert config_for(f"-cfg={recipe}") == command.config
-    assert model_of(f"-cfg={recipe}", "-model=resnet18").kwargs is None
+    assert_options(config_for(*argv), "MODEL.PRETRAINED=null")
+    described.unlink()
+    text = to_yaml(command.config)
+    assert parse_recipe(tmp_path, text).config == command.config
+    assert_options(parse_recipe(tmp_path, text, "-model=resnet18").config, "MODEL.KWARGS=null")
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"architectures": ["X"]}', '{"architecture": "x", "model_args": 1}'])
@@ -277,7 +267,7 @@ def test_a_folder_without_a_model_of_timms_is_refused(tmp_path, content):
     if content:
         (tmp_path / "config.json").write_text(content)
     with refused(rf"^{tmp_path}/config\.json: [^\n]*$"):
-        model_of(f"-model=local-dir:{tmp_path}")
+        config_for(f"-model=local-dir:{tmp_path}")
 
 
 values = attrgetter(
@@ -306,24 +296,44 @@ def test_a_preset_has_its_published_values(preset, published):
     assert len(told(command.notes, f"AMP.PRESET {preset}: ")) == len(told(command.notes, "PRESET")) == 1
 
 
-def test_keys_of_the_same_file_win_over_a_preset_and_a_preset_over_lower_layers(tmp_path):
-    amp = parse(tmp_path, "AMP: {INCR_RATIO: 4.0, PRESET: fleet}").config.amp
-    assert amp.init_loss_scaling == 32768
-    assert amp.incr_ratio == 4.0
-    recipe = "AMP: {ENABLED: true, INIT_LOSS_SCALING: 8.0, MIN_LOSS_SCALING: 2.0}"
-    amp = parse(tmp_path, recipe, "-opts", "AMP.PRESET=fleet").config.amp
-    assert amp.init_loss_scaling == 32768
-    assert amp.min_loss_scaling == 2.0
-    assert not parse(tmp_path, recipe, "-amp", "-opts", "AMP.PRESET=fp32").config.amp.enabled
-    assert parse(tmp_path, "AMP: {PRESET: fp32}", "-amp").config.amp.enabled
+LAYERS = """
+recipe | flags | expected
+INCR_RATIO: 4.0, PRESET: fleet | | AMP.INIT_LOSS_SCALING=32768.0 AMP.INCR_RATIO=4.0
+ENABLED: true, INIT_LOSS_SCALING: 8.0, MIN_LOSS_SCALING: 2.0 | -opts AMP.PRESET=fleet | \
+    AMP.INIT_LOSS_SCALING=32768.0 AMP.MIN_LOSS_SCALING=2.0
+ENABLED: true | -amp -opts AMP.PRESET=fp32 | AMP.ENABLED=false
+PRESET: fp32 | -amp | AMP.ENABLED=true
+"""
 
 
-TYPED = {
-    "amp": False, "amp_dtype": "float16", "compile": "none", "eval": False, "accum_iter": 2,
-    "epochs": 7, "minutes": 3.0, "lr": 0.5, "last_epoch": 1, "dataset": "cifar10", "data_path": "images",
-    "batch_size": 8, "memory_gb": 2.0, "batch_size_eval": 4, "image_size": 32, "num_workers": 1, "pretrained": "x.pth",
-    "teacher_model_path": "x.pth", "resume": "x.pth", "output": "runs", "name": "mine",
-}  # fmt: skip
+@each_row(LAYERS)
+def test_keys_of_the_same_file_win_over_a_preset_and_a_preset_over_lower_layers(recipe, flags, expected, tmp_path):
+    assert_options(parse_recipe(tmp_path, f"AMP: {{{recipe}}}", flags).config, expected)
+
+
+TYPED = parse_value("""
+amp: false
+amp_dtype: float16
+compile: none
+eval: false
+accum_iter: 2
+epochs: 7
+minutes: 3.0
+lr: 0.5
+last_epoch: 1
+dataset: cifar10
+data_path: images
+batch_size: 8
+memory_gb: 2.0
+batch_size_eval: 4
+image_size: 32
+num_workers: 1
+pretrained: x.pth
+teacher_model_path: x.pth
+resume: x.pth
+output: runs
+name: mine
+""")
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -362,57 +372,64 @@ TAG: default
 LOCAL_RANK: 0
 NGPUS: -1
 """
-UNUSED = {
-    *("LOCAL_RANK", "NGPUS", "TAG", "TRAIN.LR_SCHEDULER.DECAY_EPOCHS", "TRAIN.LR_SCHEDULER.DECAY_RATE"),
-    *("TRAIN.LR_SCHEDULER.MILESTONES", "TRAIN.MULTI_SCALE_SAMPLER_DDP", "TRAIN.NORMALIZE_TARGET"),
-}
+OF_EARLIER = """
+MODEL.DEPTH=[2,6,4] MODEL.NUM_HEADS=[2,4,8] MODEL.BASE_DIMS=[48,48,48] MODEL.DISTILLED=true MODEL.DROPPATH=0.2
+MODEL.RESUME=null MODEL.PRETRAINED=null TRAIN.RAND_AUGMENT=false TRAIN.LR_SCHEDULER.NAME=cosine
+"""
+UNUSED = """
+LOCAL_RANK NGPUS TAG TRAIN.LR_SCHEDULER.DECAY_EPOCHS TRAIN.LR_SCHEDULER.DECAY_RATE TRAIN.LR_SCHEDULER.MILESTONES
+TRAIN.MULTI_SCALE_SAMPLER_DDP TRAIN.NORMALIZE_TARGET
+"""
 
 
 def test_an_earlier_file_gives_the_model_of_its_keys_and_one_warning_of_keys_without_effect(tmp_path):
-    command = parse(tmp_path, EARLIER)
-    model = command.config.model
-    train = command.config.train
-    assert model.depth == (2, 6, 4)
-    assert model.num_heads == (2, 4, 8)
-    assert model.base_dims == (48, 48, 48)
-    assert (model.distilled, model.droppath, model.resume, model.pretrained) == (True, 0.2, None, None)
-    assert (train.rand_augment, train.lr_scheduler.name) == (False, "cosine")
+    command = parse_recipe(tmp_path, EARLIER)
+    assert_options(command.config, OF_EARLIER)
     (warning,) = told(command.notes, kind="warning")
-    assert set(warning.partition(": ")[2].split(", ")) == UNUSED
+    assert {*warning.partition(": ")[2].split(", ")} == {*UNUSED.split()}
     (renamed,) = told(command.notes, "MODEL.TRANS", "log")
     assert "MODEL.TRANS.HEADS -> MODEL.NUM_HEADS" in renamed
     assert "MODEL.DISTILL -> MODEL.DISTILLED" in renamed
 
 
-def test_the_higher_layer_and_then_the_present_name_win(tmp_path):
-    text = "MODEL: {DEPTH: 3, TRANS: {DEPTH: 12, NUM_HEADS: 4, EMBED_DIM: 64}}"
-    model = parse(tmp_path, text, "-opts", "MODEL.EMBED_DIM=32").config.model
-    assert model.depth == 3
-    assert model.num_heads == 4
-    assert model.embed_dim == 32
+NAMES = """
+recipe | flags | expected
+MODEL: {DEPTH: 3, TRANS: {DEPTH: 12, NUM_HEADS: 4, EMBED_DIM: 64}} | -opts MODEL.EMBED_DIM=32 | \
+    MODEL.DEPTH=3 MODEL.NUM_HEADS=4 MODEL.EMBED_DIM=32
+{BASE: [base.yaml], MODEL: {DROP_PATH: 0.2}} | | MODEL.DROPPATH=0.2 MODEL.DEPTH=3
+MODEL: {TYPE: deit, DISTILL: false} | | MODEL.DISTILLED=false
+"""
+
+
+@each_row(NAMES)
+def test_the_higher_layer_and_then_the_present_name_win(recipe, flags, expected, tmp_path):
     (tmp_path / "base.yaml").write_text("MODEL: {TYPE: deit, DROPPATH: 0.1, DEPTH: 3}")
-    model = parse(tmp_path, "BASE: [base.yaml]\nMODEL: {DROP_PATH: 0.2}").config.model
-    assert model.droppath == 0.2
-    assert model.depth == 3
-    assert not parse(tmp_path, "MODEL: {TYPE: deit, DISTILL: false}").config.model.distilled
+    assert_options(parse_recipe(tmp_path, recipe, flags).config, expected)
+
+
+MISTAKES = """
+1: SEED
+2: unknown key TAGS
+5: unknown key MODEL.MLP_DIM
+6: unknown key MODEL.DEPHT
+8: DATA.IMAGE_SIZE
+9: unknown key train
+"""
 
 
 def test_all_mistakes_are_named_in_one_message(tmp_path):
     text = "SEED: -1\nTAGS: a\nMODEL:\n  TRANS:\n    MLP_DIM: 9\n    DEPHT: 2\nDATA:\n  IMAGE_SIZE: big\ntrain: {}"
     with pytest.raises(Findings) as error:
-        parse(tmp_path, text)
+        parse_recipe(tmp_path, text)
     headline, *lines = str(error.value).split("\n")
     assert headline == "6 options are wrong:"
-    found = {line.partition(f"{tmp_path / 'recipe.yaml'}:")[2].partition(";")[0].partition(" is ")[0] for line in lines}
-    assert found == {
-        *("1: SEED", "2: unknown key TAGS", "5: unknown key MODEL.MLP_DIM", "6: unknown key MODEL.DEPHT"),
-        *("8: DATA.IMAGE_SIZE", "9: unknown key train"),
-    }
+    found = [re.search(r"recipe\.yaml:(.*?)(;| is |$)", line)[1] for line in lines]
+    assert sorted(found) == MISTAKES.split("\n")[1:-1]
 
 
 def test_a_probe_reads_a_batch_size_that_is_a_text():
-    texts = ["DATA.BATCH_SIZE='12'", "DATA.BATCH_SIZE_EVAL=null"]
-    assert config_for("-cfg=configs/probe.yaml", "-opts", *texts).data.batch_size_eval == 12
+    words = cli("-cfg=configs/probe.yaml -opts DATA.BATCH_SIZE='12' DATA.BATCH_SIZE_EVAL=null")
+    assert config_for(*words).data.batch_size_eval == 12
 
 
 def test_the_log_says_which_place_has_set_a_value():
