@@ -3,7 +3,7 @@
 import io
 import json
 from collections import Counter
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from itertools import chain
 from unicodedata import normalize
 
@@ -66,6 +66,20 @@ def test_the_smallest_hashes_of_each_class_are_held_out(seed):
     assert {normalize("NFC", path) for path in moved} == set(val)
     assert sorted(part(PATHS + PATHS, "val", **given)[0]) == sorted(val + val)
     assert len(np.unique(hash_paths(StringPacker(PATHS).strings(), seed))) == len(PATHS)
+
+
+def test_splits_of_images_with_one_label_stay():
+    """The digests of held-out images, with and without groups, folds and a seed, as in runs that exist."""
+    rng = np.random.default_rng(0)
+    digests = ""
+    for number in range(8):
+        classes = rng.integers(4, size=90)
+        groups = [f"g{group}" for group in rng.integers(12, size=90)]
+        paths = [f"{label}/{index}é.jpg" for index, label in enumerate(classes)]
+        for values in ({"split_seed": number}, {"val_fraction": 0.3}, {"folds": 4, "fold": number % 4}):
+            for given in (None, groups):
+                digests += cut(paths, classes, "train", groups=given, **values).run_split.digest
+    assert sha256(digests.encode()).hexdigest()[:8] == "bbe8c50e"
 
 
 def test_a_run_keeps_its_list():

@@ -103,6 +103,28 @@ def test_the_way_to_folds_of_a_table_with_splits_joins_train_and_val(tmp_path):
     assert [*classes_of(test)] == ["5.png", "11.png", "17.png"]
 
 
+# The column, its values in turn, how many folds its note counts, if it has one
+FOLDS = """
+column | values | number
+fold | 0 1 2 3 | 4
+CV-fold id | 0 1 "" 2 | 3  # rows without a fold
+fold | 0 0 "" |
+fold | {0..20} |  # too many
+folder | 0 1 2 |
+"""
+
+
+@each_row(FOLDS)
+def test_a_column_of_folds_is_told_with_the_option_of_one(column, values, number, tmp_path):
+    write(tmp_path, expand("{0..41}.png"), column, [one for part in values.split() for one in expand(part)])
+    given = options(tmp_path / "labels.csv")
+    notes = told(read_splits(given)[0].notes, "do not split the images", "screen")
+    assert [f"the {number} values" in note for note in notes] == [True] * bool(number)
+    for one in typed("".join(notes), given):
+        _, val = read_splits(one)
+        assert names_of(val) == [f"{n}.png" for n in range(0, 42, len(values.split()))]
+
+
 # The images, what the row of a path begins with, and the images of train with val, and of test; asks: an option for all
 PATHS = """
 images | before | image_root | trained | test
