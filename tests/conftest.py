@@ -535,6 +535,12 @@ def evaluate(output: Path, *argv: str, pictures: bool = False) -> Path:
     return only_run(output, "eval")
 
 
+def predict(output: Path, *argv: str) -> list[dict[str, str]]:
+    """Predicts in this process, on the CPU, and returns the rows of `predictions.csv`."""
+    assert run_here("-predict", *argv, f"-output={output}") == 0
+    return read_csv_rows(output / "predictions.csv")
+
+
 def assert_same_state(one: object, other: object, where: str = ""):
     """Compares nested dicts and lists bit for bit."""
     if isinstance(one, Tensor):

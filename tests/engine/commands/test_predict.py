@@ -5,7 +5,19 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-from conftest import GREY, TINY_VIT, cli, of_module, only_run, read_result, refused, run_here, run_script, train
+from conftest import (
+    GREY,
+    TINY_VIT,
+    cli,
+    of_module,
+    only_run,
+    predict,
+    read_result,
+    refused,
+    run_here,
+    run_script,
+    train,
+)
 from numpy.random import default_rng
 from PIL import Image
 from pytest import mark, raises
@@ -36,12 +48,6 @@ def trained(images, tmp_path_factory) -> Path:
     data = cli(f"-dataset=folder -data_path={images} -batch_size=8 -num_workers=0")
     options = [*MODEL, *GREY, "TRAIN.NUM_EPOCHS=4", "TRAIN.BASE_LR=1e-2", "DATA.VAL_FRACTION=0.25"]
     return train([*data, f"-output={tmp_path_factory.mktemp('out')}", "-opts", *options])
-
-
-def predict(folder: Path, *argv: str) -> list[dict[str, str]]:
-    """The rows of predictions.csv."""
-    assert run_here("-predict", *argv, f"-output={folder}") == 0
-    return read_csv_rows(folder / "predictions.csv")
 
 
 def top1(rows: list[dict[str, str]]) -> float:

@@ -31,6 +31,7 @@ from engine.evaluation.predictions import Predictions
 from engine.evaluation.results import SampleResults
 from utils.tables import read_csv_rows, safe_cell
 
+PHOTOS = Prediction("photos", 2, None, False, False, None)
 HOSTILE = ["=cmd|' /C calc'!A0", "<script>alert(1)</script>", "two\nlines", "\x1b[31mred", "x" * 300, "-1"]
 
 
@@ -318,8 +319,7 @@ def test_the_word_of_a_decision_is_the_name_of_no_class(make, tmp_path):
     assert labels == {"unknown (no class) (no class)"}
     assert "'unknown (no class) (no class)'" in line
     point = OperatingPoint(name="ill", label=0, specificity=0.9, threshold=0.0, group_threshold=1.0)
-    options = Prediction("photos", 2, None, False, False, None)
-    made = Predictions(tmp_path, Noise(["a.jpg"]), ["ill", "not ill", "unclear"], options, None, point)
+    made = Predictions(tmp_path, Noise(["a.jpg"]), ["ill", "not ill", "unclear"], PHOTOS, None, point)
     assert "ill of each image from p 0.5 on, for 90% specificity" in made.lines[0]  # there are no groups
     scores = np.full((1, 3), -1, np.float32)
     made.write(

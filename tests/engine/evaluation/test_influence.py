@@ -10,7 +10,7 @@ from scipy.stats import beta, binomtest, t
 from datasets.sources.samples import UNKNOWN
 from engine.evaluation.influence import KINDS, limits_of_classes, units_of
 from engine.evaluation.limits import beta_quantile, clopper_pearson, newcombe, t_quantile, two_sided_p, wilson
-from engine.evaluation.results import SampleResults, class_figures, results_of_scores
+from engine.evaluation.results import SampleResults, results_of_scores
 from utils.metric_table import METRICS, metrics_of
 
 SMOOTH = {name for name, metric in METRICS.items() if metric.kind and name != "min_recall"}
@@ -115,27 +115,29 @@ def test_the_variance_of_the_auroc_is_delongs():
 
 
 def test_the_limits_of_classes_are_wilsons_and_newcombes():
-    """Of groups at the effective number of images: errors of whole groups count as one each."""
-    targets = np.repeat([0, 1, 2], [60, 40, 2])
-    predicted = targets.copy()
-    predicted[:8] = 1
-    scores = np.eye(4, dtype=np.float32)[predicted]
-    results = results_of_scores(targets, scores)
-    figures = class_figures(results, 4)
-    columns = {name: getattr(figures, name) for name in ("precision", "recall", "f1")} | {
-        "auroc": results.ranking.auroc
-    }
+    """Of groups at the effective number of images: errors of whole groups count as one each. Class 3 is never
+    predicted, and class 4 has no images."""
+    targets = np.repeat([0, 1, 2, 3], [60, 40, 2, 1])
+    predicted = np.where(np.arange(103) < 8, 1, targets % 3)
+    results = results_of_scores(targets, np.eye(5, dtype=np.float32)[predicted])
+    areas = results.ranking.auroc
+    precisions = results.ranking.average_precision
+    columns = {name: getattr(results.per_class, name) for name in ("precision", "recall", "f1")}
+    columns |= {"auroc": areas, "ap": precisions}
     found = limits_of_classes(results, columns)
-    recall = 100 * np.array(binomtest(52, 60).proportion_ci(method="wilson"))
-    assert [found["recall_low"][0], found["recall_high"][0]] == approx(recall, abs=0.01)
+    recall = binomtest(52, 60).proportion_ci(method="wilson")
+    assert [found["recall_low"][0], found["recall_high"][0]] == approx([100 * end for end in recall], abs=0.01)
     jaccard = binomtest(40, 48).proportion_ci(method="wilson").high
     assert found["f1_high"][1] == approx(200 * jaccard / (1 + jaccard), abs=0.01)
-    assert found["auroc_low"][1] == 100 * newcombe(results.ranking.auroc[1:2] / 100, np.array([40]), np.array([62]))[0]
-    assert all(np.isnan(values[3]) for values in found.values())
-    groups = np.append(np.arange(100) // 4, [99, 99]).astype(str)
+    assert np.isnan(found["precision_high"][3:]).all()
+    assert all(np.isnan(values[4]) for values in found.values())
+    groups = np.append(np.arange(100) // 4, [98, 98, 99]).astype(str)
     grouped = limits_of_classes(replace(results, groups=groups), columns)
     effective = 14**2 / 15 * (1.96 / t.ppf(0.975, 14)) ** 2  # of 15 equal groups, two of which are wrong
     assert grouped["recall_low"][0] == approx(100 * wilson(52 / 60, effective)[0])
     assert grouped["recall_low"][2] < found["recall_low"][2]  # one group
+    for limits, own, others in ((found, 60, 43), (grouped, 15, 12)):
+        assert limits["auroc_low"][0] == 100 * newcombe(areas[:1] / 100, np.array([own]), np.array([others]))[0]
+        assert limits["ap_low"][0] == approx(100 * wilson(precisions[0] / 100, own)[0])
     unknown = limits_of_classes(replace(results, lacks_groups=True), columns)
     assert all(np.isnan(values).all() for values in unknown.values())

@@ -2,6 +2,8 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -15,6 +17,8 @@ from conftest import (
     each_row,
     each_value,
     evaluate,
+    export_as,
+    predict,
     refused,
     run_here,
     seeded,
@@ -25,12 +29,10 @@ from pytest import approx, mark
 from scipy.special import expit
 from scipy.stats import beta
 from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
-from test_evaluation_files import Noise, read_table
+from test_evaluation_files import PHOTOS, Noise, read_table
 from test_results import results_for, results_of, stored_decision
 
-from configs.flags import Prediction
 from configs.schema.operating_point import Decision, OperatingPoint
-from datasets.sources.sets.in_memory import ImageArray
 from datasets.sources.shared_arrays import StringPacker, to_arrays
 from engine.checkpoint.weights_record import check_description, decision_to_entries, read_decision, read_record
 from engine.evaluation.calibration import temper
@@ -39,7 +41,6 @@ from engine.evaluation.limits import wilson
 from engine.evaluation.predictions import Predictions
 from engine.evaluation.results import MIXED_LABELS, SampleResults, choose_threshold, mean_by_group, results_of_scores
 from engine.plan.decision import note_on_goal, operating_goal
-from scripts.export import main as export
 from tests.datasets.sources.source_helpers import write_patients
 from utils.files import read_json
 from utils.tables import read_csv_rows
@@ -58,37 +59,45 @@ def drawn(seed: int, classes: int, multi_label: bool = False) -> SampleResults:
     return results_for(one_hot.to(torch.int8), logits) if multi_label else results_of(logits, targets)
 
 
-GOALS = [{"specificity": 0.95}, {"specificity": 0.5}, {"sensitivity": 0.9}, {"sensitivity": 1}, {"specificity": 0.999}]
+KINDS = """
+classes | multi_label
+2 | false
+4 | false
+3 | true
+"""
+GOALS = """
+name | least
+specificity | 0.95
+specificity | 0.5
+sensitivity | 0.9
+sensitivity | 0.999999999
+specificity | 0.999
+"""
 
 
 @mark.parametrize("seed", range(2))
-@mark.parametrize("kind", [(2, False), (4, False), (3, True)])
-@mark.parametrize("goal", GOALS)
-def test_the_point_is_the_best_one_of_scikit_learns_curve(seed, kind, goal):
+@each_value(KINDS)
+@each_value(GOALS)
+def test_the_point_is_the_best_one_of_scikit_learns_curve(seed, classes, multi_label, name, least):
     """Also when it is applied as a file has it."""
-    results = drawn(seed, *kind)
-    (name, least), *_ = goal.items()
-    point = point_of(**{name: min(least, 1 - 1e-9)})
+    results = drawn(seed, classes, multi_label)
     scores, is_own = results.of_class(1)
     false, true, thresholds = (values[1:] for values in roc_curve(is_own, scores, drop_intermediate=False))
     figures = {"specificity": 1 - false, "sensitivity": true}
-    (other,) = figures.keys() - goal
+    (other,) = figures.keys() - {name}
     possible = (figures[name] >= least) & (true > 0) & (false < 1)
-    decision = stored_decision(replace(results, point=point))
-    found = figures_at(results, decision.point)
+    found = figures_at(results, stored_decision(replace(results, point=point_of(**{name: least}))).point)
     if not possible.any():
         assert found["threshold"] is found["sensitivity"] is None
         return
     best = np.lexsort((figures[name], figures[other], possible))[-1]
-    assert (found[name], found[other]) == approx((100 * figures[name][best], 100 * figures[other][best]))
     lower = scores[scores < thresholds[best]]
     assert found["threshold"] == approx(np.mean([thresholds[best], max(lower, default=thresholds[best])]))
     (rest, wrong), (missed, hits) = found["confusion"]
-    limits = wilson(hits / (hits + missed), hits + missed)
-    assert found["sensitivity_interval"] == approx([100 * limit for limit in limits])
-    assert found["specificity"] == approx(100 * rest / (rest + wrong))
-    limits = wilson(rest / (rest + wrong), rest + wrong)
-    assert found["specificity_interval"] == approx([100 * limit for limit in limits])
+    for figure, right, number in (("sensitivity", hits, hits + missed), ("specificity", rest, rest + wrong)):
+        share = right / number
+        assert found[figure] == approx(100 * share) == approx(100 * figures[figure][best])
+        assert found[f"{figure}_interval"] == approx([100 * limit for limit in wilson(share, number)])
 
 
 FEW_IMAGES = """
@@ -107,8 +116,8 @@ def test_a_goal_that_the_images_cannot_resolve_is_told(goal, ill, well, is_told,
     targets = np.repeat([0, 1], [well, ill])
     if is_multi_hot:
         targets = np.eye(2, dtype=np.int8)[targets]
-    samples = ImageArray(np.zeros((ill + well, 1, 1, 1), np.uint8), targets, ["well", "ill"])
-    assert [note.kind for note in note_on_goal(point_of(**goal), samples)] == ["screen"] * is_told
+    notes = note_on_goal(point_of(**goal), SimpleNamespace(targets=targets, groups=None))
+    assert [note.kind for note in notes] == ["screen"] * is_told
 
 
 FEW_GROUPS = """
@@ -127,8 +136,7 @@ def test_a_goal_that_the_groups_cannot_resolve_is_told(images, goal, told):
     """Of three images and one group without the class, one of them in a mixed group; of one and two groups with it;
     with the option that counts groups which all have several labels.
     """
-    samples = ImageArray(np.zeros((len(images), 1, 1, 1), np.uint8), np.array([images], np.int8).T, ["ill"])
-    samples.arrays |= to_arrays(StringPacker([*"aabbcd"[: len(images)]]).strings(), "groups")
+    samples = SimpleNamespace(targets=np.array([images], np.int8).T, groups="aabbcd"[: len(images)])
     notes = note_on_goal(point_of(0, **goal), samples)
     assert [re.search(r"(?<=more than )\d|(?<=groups: )any", note.text)[0] for note in notes] == told
 
@@ -188,14 +196,12 @@ def test_a_threshold_between_two_neighbours_of_float32_parts_them(tmp_path):
     low = np.float32(1.5)
     scores = np.array([low, np.nextafter(low, np.float32(2))] * 2)
     targets = np.array([0, 1, 0, 1])
-    columns = {"labels": np.zeros((4, 1), np.int32), "probabilities": np.ones((4, 1), np.float32)}
-    results = SampleResults(targets, losses=np.zeros(4), scores=np.stack([-scores, scores], 1), **columns)
+    results = results_of_scores(targets, np.stack([-scores, scores], 1))
     for point in (point_of(specificity=0.9), point_of(sensitivity=0.9)):
         used = stored_decision(replace(results, point=point)).point
         assert float(low) < used.threshold < float(scores[1])
         assert figures_at(results, used)["confusion"] == confusion_matrix(targets, scores > low).tolist()
-        options = Prediction("photos", 1, None, False, False, None)
-        made = Predictions(tmp_path, Noise(list("abcd")), ["well", "ill"], options, None, used)
+        made = Predictions(tmp_path, Noise(list("abcd")), ["well", "ill"], PHOTOS, None, used)
         made.write([results], CPU)
         assert [row["decision"] for row in read_csv_rows(tmp_path / "predictions.csv")] == ["well", "ill"] * 2
 
@@ -223,46 +229,50 @@ GOAL = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
 GOOD = (GOAL, "TRAIN.BASE_LR=1e-2")  # a run that recognizes some images of the class
 
 
-def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports(trained_digits, tmp_path, capsys):
+def decisions_of(output: Path, *argv: str) -> list[str]:
+    return [row.get("decision", "") for row in predict(output, *argv)]
+
+
+def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports(trained_digits, tmp_path):
     folder = trained_digits(*GOOD)
     summary = read_json(folder / "evaluation/summary.json")
     found = summary["operating_point"]
+    threshold = found["threshold"]
     assert (found["class"], found["is_chosen"]) == ("3", True)
     with np.load(folder / "evaluation/scores.npz") as saved:
         scores = temper(saved["scores"], summary["calibrated"]["temperature"], multi_label=False)
-        expected = scores[:, 3] >= found["threshold"]
-        labels = saved["labels"]
-    assert found["sensitivity"] == approx(100 * expected[labels == 3].mean())
+        expected = scores[:, 3] >= threshold
+        assert found["sensitivity"] == approx(100 * expected[saved["labels"] == 3].mean())
     exported = tmp_path / "a.safetensors"
-    export([str(folder), "-format=safetensors", f"-output={exported}", "-no_check"])
+    export_as("safetensors", folder, exported, "-no_check")
+    data = "-dataset=digits"
     for weights in (folder / "best.pth", exported):
-        data = ["-dataset=digits", f"-output={tmp_path / weights.name}-predictions"]
-        run_here("-predict", f"-pretrained={weights}", "-split=val", *data)
-        rows = read_csv_rows(tmp_path / f"{weights.name}-predictions/predictions.csv")
-        assert [row["decision"] for row in rows] == np.where(expected, "3", "not 3").tolist()
+        found = decisions_of(tmp_path / weights.name[:4], f"-pretrained={weights}", "-split=val", data)
+        assert found == np.where(expected, "3", "not 3").tolist()
     renamed = tmp_path / "renamed.safetensors"
-    export([str(folder), "-format=safetensors", f"-output={renamed}", "-opts", "DATA.RENAME={3: three}"])
+    export_as("safetensors", folder, renamed, "-opts", "DATA.RENAME={3: three}")
     record = read_record(str(renamed))
     assert record.class_names == [*"012", "three", *"456789"]
     assert record.decision.point.name == "three"
     with refused("DATA.RENAME: an export cannot merge classes"):
-        export([str(folder), "-format=hf", "-no_check", "-opts", "DATA.RENAME={3: 4}"])
-    for rename, name, threshold in (("{3: three}", "three", found["threshold"]), ("{3: 4}", None, None)):
+        export_as("hf", folder, tmp_path / "hf", "-no_check", "-opts", "DATA.RENAME={3: 4}")
+
+    def used_by(name: str, *argv: str) -> dict:
+        return read_json(evaluate(tmp_path / name, *argv) / "evaluation/summary.json")["operating_point"] or {}
+
+    for rename, name in (("{3: three}", "three"), ("{3: 4}", None)):
         options = [f"-resume={folder}", "-opts", f"DATA.RENAME={rename}"]  # the run has the option with its old name
-        again = evaluate(tmp_path / f"eval-{name}", *options)
-        used = read_json(again / "evaluation/summary.json")["operating_point"] or {}
-        assert (used.get("class"), used.get("threshold")) == (name, threshold)
-        run_here("-predict", f"-output={tmp_path / f'predict-{name}'}", *options)
-        rows = read_csv_rows(tmp_path / f"predict-{name}/predictions.csv")
-        assert [row.get("decision", "") for row in rows].count(str(name)) == (expected.sum() if name else 0)
-    for option in ("EVAL.TTA=none", f"{GOAL[:20]}=null"):
-        again = evaluate(tmp_path / option, f"-pretrained={exported}", "-split=train", *data, "-opts", option)
-        used = read_json(again / "evaluation/summary.json")["operating_point"]
-        assert (used and used["threshold"]) == (None if "null" in option else found["threshold"])
+        used = used_by(f"eval-{name}", *options)
+        assert (used.get("class"), used.get("threshold")) == (name, name and threshold)
+        assert decisions_of(tmp_path / f"{name}", *options).count(str(name)) == (expected.sum() if name else 0)
+    for option, kept in (("EVAL.TTA=none", threshold), (f"{GOAL[:20]}=null", None)):
+        assert (
+            used_by(option, f"-pretrained={exported}", "-split=train", data, "-opts", option).get("threshold") == kept
+        )
     for other in (GOAL.replace("3", "4"), GOAL.replace("0.9", "0.5"), GOAL.replace("}", ", groups: any}")):
         for command in ("-predict", "-eval"):
             with refused(r"EVAL\.OPERATING_POINT: the weights have 90% specificity of 3"):
-                run_here(command, f"-pretrained={exported}", "-split=val", *data, "-opts", other)
+                run_here(command, f"-pretrained={exported}", "-split=val", data, "-opts", other)
 
 
 def test_an_evaluation_says_that_it_chooses_the_point_that_weights_lack(digits_run, tmp_path, capsys):
@@ -271,7 +281,7 @@ def test_an_evaluation_says_that_it_chooses_the_point_that_weights_lack(digits_r
     assert capsys.readouterr().out.count("EVAL.OPERATING_POINT") == 2  # the goal needs more images
     assert read_json(chosen / "evaluation/summary.json")["operating_point"]["is_chosen"]
     with refused(r"EVAL\.OPERATING_POINT: the weights have none"):
-        run_here("-predict", f"-resume={folder}", "-opts", GOAL)
+        predict(tmp_path, f"-resume={folder}", "-opts", GOAL)
 
 
 def test_a_training_keeps_its_point(digits_run):
@@ -306,86 +316,75 @@ def test_a_class_is_found_by_the_value_that_yaml_reads(typed, label):
     assert point.name == names[point.label] == names[int(label)]
 
 
-def counts_of(folder) -> pd.DataFrame:
-    return pd.read_csv(folder / "counts.csv", index_col=["group", "label"])
-
-
-def counted_by_pandas(images: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The images by group and the column, and those that need a review."""
-    rows = images.assign(label=images[column], needs_review=images.needs_review == "yes").groupby(["group", "label"])
-    return pd.DataFrame({"images": rows.size(), "needs_review": rows.needs_review.sum()})
-
-
-@mark.parametrize("thresholds, labels", [(None, ["a", "b"]), ([0.0, 0.0], ["a | b", "b"])])
+@mark.parametrize("thresholds, labels", [(None, ["a", "b"]), (np.zeros(2), ["a | b", "b"])])
 def test_without_a_decision_the_predicted_classes_are_counted(thresholds, labels, tmp_path):
     samples = Noise(["1.jpg", "2.jpg", "3.jpg"])
     samples.arrays |= to_arrays(StringPacker(["g"] * 3).strings(), "groups")
-    logits = torch.tensor([[2.0, 1.0], [-1.0, 3.0], [-2.0, 3.0]])
-    results = results_of(logits, torch.zeros(3, dtype=torch.int64))
-    if thresholds:
-        results = results_for(torch.zeros(3, 2, dtype=torch.int8), logits)
-    options = Prediction("photos", 2, None, False, False, None)
-    made = Predictions(tmp_path, samples, ["a", "b"], options, thresholds and np.array(thresholds))
-    made.write([results], CPU)
+    logits = np.array([[2, 1], [-1, 3], [-2, 3]], np.float32)
+    targets = np.zeros(3, np.int64) if thresholds is None else np.zeros((3, 2), np.int8)
+    made = Predictions(tmp_path, samples, ["a", "b"], PHOTOS, thresholds)
+    made.write([results_of_scores(targets, logits)], CPU)
     assert read_table(tmp_path / "counts.csv")[1:] == [["g", labels[0], "1"], ["g", labels[1], "2"]]
+
+
+def assert_counted(folder: Path, images: pd.DataFrame, column: str):
+    """The images by group and the column, and those that need a review."""
+    rows = images.assign(needs_review=images.needs_review == "yes").groupby(["group", column])
+    counts = pd.read_csv(folder / "counts.csv", index_col=["group", "label"])
+    assert counts.to_dict() == {"images": rows.size().to_dict(), "needs_review": rows.needs_review.sum().to_dict()}
 
 
 def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_learn(tmp_path, few_penalties):
     """Four images of each patient, one of whom has images of both classes."""
-    names = ["ill" if (number // 4) % 3 == 0 or number == 4 else "well" for number in range(240)]
-    write_patients(tmp_path / "data", names)
+    data = tmp_path / "data"
+    write_patients(data, ["ill" if (number // 4) % 3 == 0 or number == 4 else "well" for number in range(240)])
     point = "EVAL.OPERATING_POINT={class: ill, sensitivity: 0.8}"
-    keys = [*TINY_VIT, "MODEL.NUM_CLASSES=2", "DATA.VAL_FRACTION=0.5", "MODEL.TUNE=probe"]
+    keys = [*TINY_VIT, "MODEL.NUM_CLASSES=2", "DATA.VAL_FRACTION=0.5", "MODEL.TUNE=probe", point]
     groups = r"DATA.GROUPS=(P\d+)_"
-    flags = cli(f"-output={tmp_path / 'out'} -data_path={tmp_path / 'data'} -dataset=folder -batch_size=8")
-    folder = train([*flags, "-opts", *keys, groups, point, "EVAL.BEST_METRIC=auroc"])
-    temperature = read_json(folder / "evaluation/summary.json")["calibrated"]["temperature"]
+    flags = cli(f"-output={tmp_path / 'out'} -data_path={data} -dataset=folder -batch_size=8 -opts")
+    folder = train([*flags, *keys, groups, "EVAL.BEST_METRIC=auroc"])
+    of_images = read_json(folder / "evaluation/summary.json")
     with np.load(folder / "evaluation/scores.npz") as saved:
-        table = pd.DataFrame(
-            {"p": expit(saved["scores"][:, 0] / temperature), "ill": saved["labels"] == 0, "group": saved["groups"]}
-        )
-    patients = table.groupby("group").mean()
+        p = expit(saved["scores"][:, 0] / of_images["calibrated"]["temperature"])
+        patients = pd.DataFrame({"p": p, "ill": saved["labels"] == 0}).groupby(saved["groups"]).mean()
     assert read_json(folder / "run.json")["facts"]["TrainingData"]["groups"] == [60 - len(patients), len(patients)]
-    mixed = patients[~patients.ill.isin([0, 1])]
-    patients = patients.drop(mixed.index)
+    one_label = patients[patients.ill.isin([0, 1])]
     summary = read_json(folder / "evaluation/groups/summary.json")
-    assert summary["auroc"] == approx(100 * roc_auc_score(patients.ill, patients.p))
-    assert (summary["samples"], summary["unreadable"]) == (len(patients), len(mixed))
+    assert summary["auroc"] == approx(100 * roc_auc_score(one_label.ill, one_label.p))
+    assert (summary["samples"], summary["unreadable"]) == (len(one_label), len(patients) - len(one_label))
     used = summary["operating_point"]
-    chosen = patients.p >= expit(used["threshold"])
+    of_group = expit(used["threshold"])
     assert used["sensitivity"] >= 80
-    assert used["confusion"] == confusion_matrix(patients.ill, chosen).tolist()
+    assert used["confusion"] == confusion_matrix(one_label.ill, one_label.p >= of_group).tolist()
     assert summary["class_auroc"] is None  # the AUROC of two classes, which decides
     review = "EVAL.REVIEW=[0.3, 0.45]"
-    run_here("-predict", str(tmp_path / "data"), f"-resume={folder}", f"-output={tmp_path / 'p'}", "-opts", review)
+    predict(tmp_path / "p", str(data), f"-resume={folder}", "-opts", review)
     images = pd.read_csv(tmp_path / "p/predictions.csv")
-    of_image = expit(read_json(folder / "evaluation/summary.json")["operating_point"]["threshold"])
+    of_image = expit(of_images["operating_point"]["threshold"])
     assert images.decision_threshold.tolist() == approx([of_image] * 240, abs=1e-6)
     ill = np.where(images.class_1 == "ill", images.probability_1, images.probability_2)
-    images["group"] = images.path.str.extract(r"(P\d+)_")[0]
-    means = pd.Series(ill).groupby(images.group).mean()
     needs_review = (ill >= 0.3) & (ill < 0.45)
     assert 0 < needs_review.sum() < 240
     assert (images.needs_review == np.where(needs_review, "yes", "no")).all()
-    assert counts_of(tmp_path / "p").equals(counted_by_pandas(images, "decision"))
+    images["group"] = images.path.str.extract(r"(P\d+)_")[0]
+    assert_counted(tmp_path / "p", images, "decision")
+    means = pd.Series(ill).groupby(images.group).mean()
     found = pd.read_csv(tmp_path / "p/groups.csv", index_col="group")
     assert found.index.tolist() == means.index.tolist()
     assert found.images.tolist() == [4] * 60
     assert found.ill.tolist() == approx(means.tolist(), abs=2e-6)
-    assert (found.decision == np.where(found.ill >= expit(used["threshold"]), "ill", "well")).all()
-    table = images.assign(patient=images.path.str.extract(r"(P\d+)_")[0])[["path", "patient"]]
-    table.to_csv(tmp_path / "new.csv", index=False)
-    argv = ["-predict", str(tmp_path / "new.csv"), f"-resume={folder}", f"-output={tmp_path / 'q'}"]
-    run_here(*argv, "-threshold=0.55", "-opts", "DATA.GROUPS=patient", review)  # a column
-    labelled = pd.read_csv(tmp_path / "q/predictions.csv").assign(group=images.group)
-    assert "unknown" in labelled.label.tolist()
-    assert counts_of(tmp_path / "q").equals(counted_by_pandas(labelled, "label"))
+    assert (found.decision == np.where(found.ill >= of_group, "ill", "well")).all()
+    images[["path", "group"]].to_csv(tmp_path / "new.csv", index=False)
+    words = [str(tmp_path / "new.csv"), f"-resume={folder}", "-threshold=0.55"]
+    predict(tmp_path / "q", *words, "-opts", "DATA.GROUPS=group", review)  # a column
+    images["label"] = pd.read_csv(tmp_path / "q/predictions.csv").label
+    assert "unknown" in images.label.tolist()
+    assert_counted(tmp_path / "q", images, "label")
     assert (tmp_path / "q/groups.csv").read_text() == (tmp_path / "p/groups.csv").read_text()
-    lone = train([*flags, "-name=lone", "-opts", *keys, point])
-    run_here("-predict", str(tmp_path / "data"), f"-resume={lone}", f"-output={tmp_path / 'r'}", "-opts", groups)
-    assert "decision" in read_csv_rows(tmp_path / "r/predictions.csv")[0]
+    alone = [str(data), f"-resume={train([*flags, *keys, 'NAME=lone'])}"]
+    assert "decision" in predict(tmp_path / "r", *alone, "-opts", groups)[0]
     assert "decision" not in read_csv_rows(tmp_path / "r/groups.csv")[0]  # as an evaluation has none
-    run_here("-predict", str(tmp_path / "data"), f"-resume={lone}", f"-output={tmp_path / 'r'}")
+    predict(tmp_path / "r", *alone)
     assert not (tmp_path / "r/groups.csv").exists()  # of the images before
 
 
