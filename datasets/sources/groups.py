@@ -62,10 +62,10 @@ _COPY = re.compile(
 
 
 def suggest_groups(listing: ImageFiles, data: Data, table: Table | None, is_cut: bool) -> list[Note]:
-    """A warning with the DATA.GROUPS for which there is evidence: a column of the table, folders, names of files.
+    """A note with the DATA.GROUPS for which there is evidence: a column of the table, folders, names of files.
 
-    listing: the training images, before the split. is_cut: the run holds a part of them out. The names of other data
-    are not searched: their authors have split them.
+    listing: the training images, before the split. is_cut: the run holds a part of them out, so that the note is a
+    warning. The names of other data are not searched: their authors have split them.
     """
     if data.groups or properties_of(data.dataset).groups_by == "field":
         return []
@@ -79,7 +79,7 @@ def suggest_groups(listing: ImageFiles, data: Data, table: Table | None, is_cut:
         text = _cases_in_folders(listing, purpose) or _cases_beside(listing, data, purpose)
     if is_cut:
         text = text or _cases_in_names(listing)
-    return [Note("warning", text, misleads=is_cut)] if text else []
+    return [Note("warning" if is_cut else "screen", text, misleads=is_cut)] if text else []
 
 
 def _cases_in_column(table: Table, data: Data, purpose: str) -> str:

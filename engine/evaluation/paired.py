@@ -31,15 +31,16 @@ def paired_limits(new: Sequence[SampleResults], old: Sequence[SampleResults], me
     of each seed, on the same readable samples: a function of the factors by which there are more images of each class,
     and more seeds, 1 for these.
 
-    Of two models Student's limits of the differences of the two changes of each unit (`Figure.changes`): of single
-    images the paired t interval of top-1 and the loss, DeLong's of the AUROC; of groups the jackknife by group, see
-    `freedom_of`. Of settings those of readers and cases, with the jackknife's pseudo-values of each image or group
-    (Dorfman, Berbaum and Metz, 1992); more images do not narrow the part of the seeds.
+    For two models, these are Student's limits of the difference between the changes of each unit (`Figure.changes`):
+    for single images the paired t interval of top-1 and the loss, and DeLong's of the AUROC; for groups the jackknife
+    by group, see `freedom_of`. For settings, the seeds are the readers and the images the cases of Dorfman, Berbaum and
+    Metz (1992), with the jackknife's pseudo-values of each image or group; more images do not narrow the part of the
+    seeds.
 
-    Of fewer than 2 units they are infinite at each factor. Models that are equal on few images may differ on others:
-    the variance is at least the one of two more images, each of which one model alone has right (Bonett and Price,
-    2012), 2 / (n + 2)² with Kish's number of images. They are groups only if no group differs. A loss has no such
-    images. Without changes (a calibration error), the limits are of a bootstrap.
+    With fewer than 2 units, the limits are infinite at each factor. Models that are equal on few images may differ on
+    others: the variance is at least the variance of two more images, each of which one model alone has right (Bonett
+    and Price, 2012), 2 / (n + 2)², where n is Kish's number: of images, or of groups if no group differs. A loss has no
+    such images. For a metric without changes (a calibration error), the limits are of a bootstrap.
 
     Raises UserError: the groups of the images are not known; over seeds a metric without changes.
     """

@@ -136,7 +136,7 @@ def text_of(file: Path) -> str:
 
 
 def _columns_beside(file: Path) -> tuple[list[tuple[str, ...]], bool]:
-    """The cells of the columns of a file but those of splits, and whether it has one of these."""
+    """The cells of each column of a file that is not of splits, and whether a column is of splits."""
     rows = list[list[str]]()
     for line in text_of(file).splitlines():
         rows.append([cell.strip(' "{}') for cell in re.split(r"[,;|\t]|\": ?", line)])  # also of JSON

@@ -124,6 +124,9 @@ def test_columns_of_groups_are_proposed_and_a_wrong_name_leads_to_the_right_one(
             read_splits(options(tmp_path, dataset="csv", groups=wrong))
     (note,) = told(read_splits(options(tmp_path, dataset="csv"))[0].notes, "DATA.GROUPS")
     assert [one.groups for one in typed(note, options(tmp_path, dataset="csv"))] == ["individual"]  # of 5 or more
+    write_table(tmp_path / "val.csv", rows, "image_path,target,station,individual")
+    (note,) = told(read_splits(options(tmp_path, dataset="csv"))[0].notes, kind="screen")  # nothing is cut
+    assert "DATA.GROUPS=individual" in note
 
 
 @pytest.mark.parametrize("name", ["Patient (ID)", "Patient ("])
