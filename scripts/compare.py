@@ -230,7 +230,7 @@ def _figure(metric: Metric, before: list[SampleResults], after: list[SampleResul
     if not len(before[0].targets):
         raise UserError(NO_IMAGE)
     order = "NEW - OLD" if metric.sign > 0 else "OLD - NEW"
-    values = [[metric.compute(results) for results in one] for one in (before, after)]
+    values = [[results.value(metric) for results in one] for one in (before, after)]
     if np.isnan(values).any():
         raise UserError(f"the {metric.title} of these images is undefined; give another -metric, or other images")
     difference = metric.sign * float(np.mean(values[1]) - np.mean(values[0]))

@@ -4,7 +4,7 @@ Without torch and numpy.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,29 +23,28 @@ class Metric:
     """A metric, in percent except for the loss. With one label per image, macro recall is the balanced accuracy.
 
     name, title: in files; on the page and in the log.
-    compute: from the `SampleResults` of the evaluation.
+    kind: of the figure, which has a way to its value (`SampleResults.value`) and one to its interval (`KINDS`); None:
+        the calibration error, without interval.
+    of: the part of the results that these ways read.
     multi_label: whether it is for several labels per image; None: for one label, too.
     sign: 1 if higher is better, -1 if lower is better.
     log_name: in PaddleViT's line of an evaluation, which has no other metrics but the one that decides.
     min_classes: from this number of classes on, the metric is shown: top-5 of 6 classes means little.
     max_classes: with more classes and one label per image, it has no value.
     is_ordinal: the order of the classes counts; it is shown if such a metric decides.
-    kind: of the figure, which has a way to its interval (`KINDS`); None: no interval.
-    of: the part of the results that the way of the kind reads.
     is_percent: false of the loss.
     """
 
     name: str
     title: str
-    compute: Callable[[Any], float]
+    kind: Literal["share", "mean", "worst", "ranking", "agreement"] | None = None
+    of: Any = None
     multi_label: bool | None = False
     sign: int = 1
     log_name: str = ""
     min_classes: int = 1
     max_classes: float = math.inf
     is_ordinal: bool = False
-    kind: Literal["share", "mean", "worst", "ranking", "agreement"] | None = None
-    of: Any = None
     is_percent: bool = True
 
     def applies(self, num_classes: int, multi_label: bool) -> bool:
@@ -62,7 +61,7 @@ class Metric:
 
     def gain(self, new: Any, old: Any) -> float:
         """By how much one `SampleResults` is better than another one."""
-        return self.sign * (self.compute(new) - self.compute(old))
+        return self.sign * (new.value(self) - old.value(self))
 
     def text(self, value: float | None, unit: str = "%") -> str:
         """'97.83%', a loss '0.0931', '' for no value, 'undefined' for a metric that is NaN. unit: but of the loss."""
@@ -79,110 +78,28 @@ METRICS = {
         Metric(
             "loss",
             "loss",
-            lambda results: results.mean_loss,
+            "share",
+            lambda results: results.loss_parts(),
             None,
             sign=-1,
             log_name="Loss",
-            kind="share",
-            of=lambda results: results.loss_parts(),
             is_percent=False,
         ),
-        Metric(
-            "top1",
-            "top-1",
-            lambda results: results.accuracy(1),
-            log_name="Acc@1",
-            kind="share",
-            of=lambda results: results.top_k_parts(1),
-        ),
-        Metric(
-            "top5",
-            "top-5",
-            lambda results: results.accuracy(5),
-            log_name="Acc@5",
-            min_classes=10,
-            kind="share",
-            of=lambda results: results.top_k_parts(5),
-        ),
-        Metric(
-            "mean_ap",
-            "mean AP",
-            lambda results: results.ranking.mean_average_precision,
-            True,
-            log_name="mAP",
-            kind="ranking",
-            of="average_precision",
-        ),
-        Metric("macro_f1", "macro F1", lambda results: results.per_class.macro("f1"), None, kind="mean", of="f1"),
-        Metric(
-            "balanced_accuracy",
-            "balanced accuracy",
-            lambda results: results.per_class.macro("recall"),
-            kind="mean",
-            of="recall",
-        ),
-        Metric("min_recall", "minimum recall", lambda results: results.per_class.min_recall, kind="worst", of="recall"),
-        Metric(
-            "auroc",
-            "AUROC",
-            lambda results: results.ranking.mean_auroc,
-            None,
-            max_classes=MAX_SCORED_CLASSES,
-            kind="ranking",
-            of="auroc",
-        ),
-        Metric(
-            "specificity",
-            MEAN_SPECIFICITY,
-            lambda results: results.per_class.mean_specificity,
-            None,
-            kind="mean",
-            of="specificity",
-        ),
-        Metric(
-            "quadratic_kappa",
-            "quadratic kappa",
-            lambda results: results.weighted_kappa(2),
-            is_ordinal=True,
-            kind="agreement",
-            of=2,
-        ),
-        Metric(
-            "linear_kappa",
-            "linear kappa",
-            lambda results: results.weighted_kappa(1),
-            is_ordinal=True,
-            kind="agreement",
-            of=1,
-        ),
-        Metric(
-            "micro_f1",
-            "micro F1",
-            lambda results: results.f1_of_labels(None),
-            True,
-            kind="share",
-            of=lambda results: results.f1_parts(None),
-        ),
-        Metric(
-            "sample_f1",
-            "F1 per image",
-            lambda results: results.f1_of_labels(1),
-            True,
-            kind="share",
-            of=lambda results: results.f1_parts(1),
-        ),
-        Metric(
-            "precision",
-            "macro precision",
-            lambda results: results.per_class.macro("precision"),
-            None,
-            kind="mean",
-            of="precision",
-        ),
-        Metric(
-            "recall", "macro recall", lambda results: results.per_class.macro("recall"), True, kind="mean", of="recall"
-        ),
-        Metric("ece", "calibration error", lambda results: results.calibration_error, None, sign=-1),
+        Metric("top1", "top-1", "share", lambda results: results.top_k_parts(1), log_name="Acc@1"),
+        Metric("top5", "top-5", "share", lambda results: results.top_k_parts(5), log_name="Acc@5", min_classes=10),
+        Metric("mean_ap", "mean AP", "ranking", "average_precision", True, log_name="mAP"),
+        Metric("macro_f1", "macro F1", "mean", "f1", None),
+        Metric("balanced_accuracy", "balanced accuracy", "mean", "recall"),
+        Metric("min_recall", "minimum recall", "worst", "recall"),
+        Metric("auroc", "AUROC", "ranking", "auroc", None, max_classes=MAX_SCORED_CLASSES),
+        Metric("specificity", MEAN_SPECIFICITY, "mean", "specificity", None),
+        Metric("quadratic_kappa", "quadratic kappa", "agreement", 2, is_ordinal=True),
+        Metric("linear_kappa", "linear kappa", "agreement", 1, is_ordinal=True),
+        Metric("micro_f1", "micro F1", "share", lambda results: results.f1_parts(None), True),
+        Metric("sample_f1", "F1 per image", "share", lambda results: results.f1_parts(1), True),
+        Metric("precision", "macro precision", "mean", "precision", None),
+        Metric("recall", "macro recall", "mean", "recall", True),
+        Metric("ece", "calibration error", multi_label=None, sign=-1),
     )
 }
 MetricName = Literal[*METRICS]  # type: ignore[valid-type]

@@ -36,7 +36,7 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
         return None, "the groups of the images are not known"
     if metric.sign < 0 or metric.kind is None:
         return None, ""
-    if math.isnan(metric.compute(results)):
+    if math.isnan(results.value(metric)):
         return None, f"the {metric.title} is undefined"
     units = units_of(results)
     figure = KINDS[metric.kind](results, metric.of, units)
@@ -69,7 +69,7 @@ def ranking_of(results: SampleResults, label: int, names: Sequence[str]) -> dict
     targets = is_own[:, None].astype(np.int8)
     others = replace(results, scores=None, logits=None, thresholds=None).take(results.rows_of_class(label))
     binary = replace(others, targets=targets, scores=scores[:, None])
-    auroc = binary.ranking.mean_auroc
+    auroc = binary.value(METRICS["auroc"])
     if math.isnan(auroc):
         return None
     interval, reason = confidence_interval(binary, METRICS["auroc"])
@@ -97,7 +97,7 @@ def figures_at(results: SampleResults, point: OperatingPoint) -> dict[str, Any]:
         if point.threshold is None:
             reason = _why_no_threshold(results, point)
         elif len(part.targets):
-            share = part.accuracy(1)
+            share = part.value(METRICS["top1"])
             interval, reason = confidence_interval(part, METRICS["top1"])
         found |= {name: share, f"{name}_interval": interval, f"{name}_interval_missing": reason or None}
     return found

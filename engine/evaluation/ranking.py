@@ -67,15 +67,6 @@ class RankingFigures:
     threshold: np.ndarray
     operating: np.ndarray
 
-    @property
-    def mean_auroc(self) -> float:
-        return mean_defined(self.auroc)
-
-    @property
-    def mean_average_precision(self) -> float:
-        """The mean over the classes with positive samples."""
-        return mean_defined(self.average_precision)
-
 
 def rank_samples(targets: np.ndarray, scores: np.ndarray, rows: np.ndarray) -> RankingFigures:
     """The figures of each class.

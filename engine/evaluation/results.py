@@ -30,7 +30,7 @@ from engine.evaluation.ranking import (
     to_finite,
 )
 from engine.progress import Metrics
-from utils.metric_table import OPERATING, best_metric, metrics_of
+from utils.metric_table import OPERATING, Metric, best_metric, metrics_of
 
 TOP_K = 5
 Fields = dict[str, Tensor]  # of `SampleResults`, (B, ...) of a batch
@@ -165,18 +165,12 @@ class SampleResults:
         """The predicted classes with several labels per sample, bool (N, C)."""
         return self.scores >= self.used_thresholds
 
-    def f1_of_labels(self, axis: int | None) -> float:
-        """F1 of all labels together (micro), or with axis 1 the mean over the samples, of predictions with several.
+    def f1_parts(self, axis: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """What each readable sample adds to the numerator and the denominator of a figure, float64 (M,), (M,): of F1 of
+        all labels together (micro), or with axis 1 of the mean over the samples, of predictions with several.
 
         0 for a sample without true and predicted labels, as in scikit-learn and timm.
         """
-        parts, counts = self.f1_parts(axis)
-        if axis is None and not counts.any():
-            return math.nan if (self.targets[self.readable] == UNKNOWN).all() else 0.0
-        return 100 * float(divide(parts.sum(keepdims=True), counts.sum(keepdims=True))[0])
-
-    def f1_parts(self, axis: int | None) -> tuple[np.ndarray, np.ndarray]:
-        """What each readable sample adds to the numerator and the denominator of `f1_of_labels`, float64 (M,), (M,)."""
         targets = self.targets[self.readable]
         is_known = targets != UNKNOWN
         is_true = targets > 0
@@ -191,7 +185,7 @@ class SampleResults:
         return hits, np.ones(len(hits))
 
     def loss_parts(self) -> tuple[np.ndarray, np.ndarray]:
-        """As `f1_parts`, of the mean loss."""
+        """As `f1_parts`, of the mean loss over the samples, or over their known cells, in the order of the data."""
         rows = self.readable
         known = np.ones(len(rows))
         if is_multi_hot(self.targets):
@@ -243,15 +237,24 @@ class SampleResults:
         chosen = {"is_chosen": True, "threshold": own, "group_threshold": of_groups}
         return self.point.model_copy(update=chosen)
 
-    @property
-    def mean_loss(self) -> float:
-        """The mean over the samples that were read, or over their known cells, in float64 in the order of the data."""
-        parts, known = self.loss_parts()
-        return float(parts.sum() / known.sum()) if known.any() else math.nan
-
-    def accuracy(self, top_k: int) -> float:
-        """The share of the samples that were read whose target is among the first `top_k` classes, percent."""
-        return 100 * float(self.hits(top_k).sum()) / len(self.readable)
+    def value(self, metric: Metric) -> float:
+        """In percent except for the loss. A sample was read."""
+        of = metric.of
+        match metric.kind:
+            case "share":
+                if (self.targets[self.readable] == UNKNOWN).all():
+                    return math.nan
+                parts, sizes = of(self)
+                return (100 if metric.is_percent else 1) * float(parts.sum()) / float(sizes.sum() or 1)
+            case "mean":
+                return self.per_class.macro(of)
+            case "worst":
+                return float(np.nanmin(getattr(self.per_class, of)))
+            case "ranking":
+                return mean_defined(getattr(self.ranking, of))
+            case "agreement":
+                return self.weighted_kappa(of)
+        return self.calibration_error
 
     @cached_property
     def per_class(self) -> "ClassFigures":
@@ -292,7 +295,7 @@ class SampleResults:
     def metrics(self, best: str | None = None) -> Metrics:
         """All metrics that apply; a sample was read. best: the one that decides; None: mean AP or top-1."""
         multi_label = is_multi_hot(self.targets)
-        values = {metric.name: metric.compute(self) for metric in metrics_of(multi_label)}
+        values = {metric.name: self.value(metric) for metric in metrics_of(multi_label)}
         thresholds = tuple(self.used_thresholds.tolist()) if multi_label else None
         decision = Decision(thresholds, self.used_point, temperature=self.temperature)
         return Metrics(values, len(self.readable), best=best_metric(best, multi_label).name, decision=decision)
@@ -385,20 +388,10 @@ class ClassFigures:
     specificity: np.ndarray
     top5: np.ndarray
 
-    @property
-    def mean_specificity(self) -> float:
-        """The mean over the classes with samples."""
-        return mean_defined(self.specificity[self.count > 0])
-
     def macro(self, name: str) -> float:
-        """The mean of precision, recall or f1 over the classes with samples; an undefined precision counts as 0."""
-        values: np.ndarray = getattr(self, name)
-        return mean_defined(np.nan_to_num(values[self.count > 0]))
-
-    @property
-    def min_recall(self) -> float:
-        """The lowest recall of a class with samples."""
-        return float(np.nanmin(self.recall))
+        """The mean of a figure over the classes with samples; an undefined precision counts as 0."""
+        values: np.ndarray = getattr(self, name)[self.count > 0]
+        return mean_defined(np.nan_to_num(values) if name == "precision" else values)
 
 
 def class_figures(results: SampleResults, num_classes: int) -> ClassFigures:

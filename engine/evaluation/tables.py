@@ -95,8 +95,7 @@ class ResultTables:
             **more,
         }
         if results.temperature != 1:
-            calibrated = results.calibrated
-            figures = {"ece": calibrated.calibration_error, "loss": calibrated.mean_loss}
+            figures = {name: results.calibrated.value(METRICS[name]) for name in ("ece", "loss")}
             summary["calibrated"] = {"temperature": results.temperature} | figures
         atomic_write(self.folder / SUMMARY, indented_json(summary))
         return summary

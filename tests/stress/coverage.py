@@ -36,7 +36,10 @@ KAPPAS = ("quadratic_kappa", "linear_kappa")
 OF_EACH_KIND = ("top1", "micro_f1", "macro_f1", "min_recall", "auroc", "mean_ap", "quadratic_kappa")
 POINT = OperatingPoint(name="1", label=1, specificity=0.9)
 AT_GOAL = metric_table.Metric(
-    "at_goal", f"sensitivity at {POINT.title}", lambda results: figure_at(POINT, *results.of_class(POINT.label))
+    "at_goal",
+    f"sensitivity at {POINT.title}",
+    "share",
+    lambda results: (np.array([figure_at(POINT, *results.of_class(POINT.label))]), np.array([100.0])),
 )
 METRICS = metric_table.METRICS | {AT_GOAL.name: AT_GOAL}
 PAIRED = ("top1", "balanced_accuracy", "min_recall", "macro_f1", "auroc", "loss")
@@ -264,7 +267,7 @@ def measure(cell: Cell, draws: int) -> dict[str, Coverage]:
     true = dict.fromkeys(cell.metrics, 0.0)
     if cell.models == 1:
         (large,) = cell.data.draw(np.random.default_rng([seed, 1]), True, 1)
-        true = {metric.name: metric.compute(large) for metric in metrics}
+        true = {metric.name: large.value(metric) for metric in metrics}
     generator = np.random.default_rng(seed)
     limits = defaultdict[str, list[tuple[float, float]]](list)
     figures = defaultdict[str, list[float]](list)
@@ -277,7 +280,7 @@ def measure(cell: Cell, draws: int) -> dict[str, Coverage]:
                 interval = paired_limits([new], others, metric)(1)
             else:
                 interval = confidence_interval(new, metric)[0]
-            figures[metric.name].append(metric.gain(new, others[0]) if others else metric.compute(new))
+            figures[metric.name].append(metric.gain(new, others[0]) if others else new.value(metric))
             if interval:
                 limits[metric.name].append(tuple(interval))
     found = {}

@@ -75,18 +75,18 @@ def test_the_changes_are_those_of_the_figure_without_the_unit(name, several):
     rows = np.tile(results.readable, 300)
     copies = results.take(rows)
     figure = KINDS[metric.kind](results, metric.of, units_of(results))
-    assert scale * figure.values.mean() == approx(metric.compute(results))
+    assert scale * figure.values.mean() == approx(results.value(metric))
     assert figure.changes.sum() == approx(0, abs=1e-9)
     for unit in (0, 5, 20):
-        change = metric.compute(copies) - metric.compute(results.take(np.delete(rows, unit)))
+        change = copies.value(metric) - results.take(np.delete(rows, unit)).value(metric)
         assert scale * figure.changes[unit] / 300 == approx(change, rel=0.02, abs=1e-5)
     grouped = replace(results, groups=(np.arange(40) % 9).astype(str))
     figure = KINDS[metric.kind](grouped, metric.of, units_of(grouped))
     if metric.kind in ("share", "mean") and metric.of != "f1":
         rows = results.readable
         for unit in range(9):
-            without = metric.compute(results.take(rows[rows % 9 != unit]))
-            assert scale * figure.changes[unit] == approx(metric.compute(results) - without, abs=1e-9)
+            without = results.take(rows[rows % 9 != unit]).value(metric)
+            assert scale * figure.changes[unit] == approx(results.value(metric) - without, abs=1e-9)
 
 
 def of_grades(table: list[list[int]]) -> SampleResults:

@@ -74,7 +74,7 @@ def test_the_auroc_of_a_class_against_the_others_is_that_of_two_classes():
     others = logits[:, [0, 2]].logsumexp(1)
     binary = results_of(torch.stack([others, logits[:, 1]], 1), (targets == 1).long())
     assert found["class"] == "b"
-    assert found["auroc"] == approx(METRICS["auroc"].compute(binary))
+    assert found["auroc"] == approx(binary.value(METRICS["auroc"]))
     assert found["interval"] == approx(interval_of(binary, METRICS["auroc"])[0])
     assert ranking_of(results_of(logits, torch.zeros(300, dtype=torch.int64)), 1, "abc") is None  # of no image
 
@@ -90,7 +90,7 @@ def test_one_image_of_a_class_leaves_its_figure_open(name, is_right):
     weight = 1 if name == "min_recall" else 0.5
     if name == "macro_f1":  # F1 is 2 J / (1 + J)
         weight /= 1 + open_limits.low
-    value = METRICS[name].compute(results)
+    value = results.value(METRICS[name])
     assert interval[0] <= value - 100 * weight * (is_right - open_limits.low) + 0.1
     assert interval[1] >= value + 100 * weight * (open_limits.high - is_right) - 0.1
 
@@ -122,7 +122,7 @@ def test_any_results_have_an_interval_that_holds_their_figure_or_none(seed):
             interval, reason = interval_of(results, metric, groups) if len(targets) else (None, "")
             if interval:
                 least = -100 if metric.kind == "agreement" else 0
-                assert least <= interval[0] <= metric.compute(results) + 1e-9 <= interval[1] + 2e-9 <= 100 + 2e-9
+                assert least <= interval[0] <= results.value(metric) + 1e-9 <= interval[1] + 2e-9 <= 100 + 2e-9
                 assert not reason
                 assert interval[1] > interval[0]
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 from conftest import (
     TINY_VIT,
     assert_same_state,
@@ -28,12 +29,13 @@ from pytest import approx, fixture, mark
 from engine.checkpoint.files import load_checkpoint
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import NOT_DRAWN, EvaluationFiles
+from engine.evaluation.results import SampleResults
 from engine.evaluation.session import build_eval_model
 from engine.report.contents import read_contents
 from engine.run.record import read_run
 from engine.training import end
 from utils.files import read_json, tensor_bytes
-from utils.metric_table import METRICS
+from utils.metric_table import METRICS, Metric
 from utils.notes import STATUS
 
 # EVAL.BEST_METRIC
@@ -45,10 +47,13 @@ LOSSES = [0.1, 2.0, 3.0, 3.0, 0.1]
 
 
 def test_the_metric_decides_and_the_first_of_equal_epochs_stays(digits_argv, monkeypatch, capsys):
-    for name, values in (("min_recall", VALUES), ("loss", LOSSES)):
-        left = iter(values)
-        scripted = replace(METRICS[name], compute=lambda results, left=left, last=values[-1]: next(left, last))
-        monkeypatch.setitem(METRICS, name, scripted)
+    left = {"min_recall": iter(VALUES), "loss": iter(LOSSES)}
+    value = SampleResults.value
+
+    def scripted(results: SampleResults, metric: Metric) -> float:
+        return next(left[metric.name], 60.0) if metric.name in left else value(results, metric)
+
+    monkeypatch.setattr(SampleResults, "value", scripted)
     options = cli("EVAL.BEST_METRIC=min_recall TRAIN.PATIENCE=2 TRAIN.NUM_EPOCHS=9")
     folder = train([*digits_argv, *options])
     monkeypatch.undo()
@@ -62,7 +67,8 @@ def test_the_metric_decides_and_the_first_of_equal_epochs_stays(digits_argv, mon
 
 
 def test_a_run_without_a_finite_value_has_no_best_epoch_and_finishes(digits_argv, monkeypatch):
-    monkeypatch.setitem(METRICS, "loss", replace(METRICS["loss"], compute=lambda results: float("nan")))
+    nan = lambda _: (np.array([np.nan]), np.ones(1))  # noqa: E731
+    monkeypatch.setitem(METRICS, "loss", replace(METRICS["loss"], of=nan))
     folder = train([*digits_argv, "EVAL.BEST_METRIC=loss", "TRAIN.NUM_EPOCHS=1"])
     assert read_result(folder)["finished"]
     assert read_result(folder)["epoch"] is None
