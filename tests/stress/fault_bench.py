@@ -11,12 +11,12 @@ machine are skipped. tests/stress/faults/catalogue.py lists the faults.
 
 from pathlib import Path
 
-import pytest
 from faults.catalogue import all_faults
 from faults.kills import kill_faults
 from faults.processes import SINGLE, finish
 from faults.runner import run_fault
 from faults.scene import Scene
+from pytest import fixture, mark, param
 from rank_pool import reset_signals
 
 _SLOW = (  # ten seconds or more on two cores
@@ -24,12 +24,10 @@ _SLOW = (  # ten seconds or more on two cores
     "output: not shared", "torchrun restarts",
     *(fault.name for fault in kill_faults()),
 )  # fmt: skip
-_FAULTS = [
-    pytest.param(fault, id=fault.name, marks=[pytest.mark.slow] * (fault.name in _SLOW)) for fault in all_faults()
-]
+_FAULTS = [param(fault, id=fault.name, marks=[mark.slow] * (fault.name in _SLOW)) for fault in all_faults()]
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     """The folder of the run from which the faults take their checkpoints."""
     reset_signals()
@@ -40,6 +38,6 @@ def trained(tmp_path_factory) -> Path:
     return run
 
 
-@pytest.mark.parametrize("fault", _FAULTS)
+@mark.parametrize("fault", _FAULTS)
 def test_the_reaction_to_a_fault(fault, trained, tmp_path):
     run_fault(fault, Scene(tmp_path, trained))

@@ -27,7 +27,7 @@ from pathlib import Path
 os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 import fuzz_data_kinds as data_kinds
 import fuzz_model_kinds as model_kinds
-import pytest
+from pytest import mark
 
 from utils.errors import UserError
 from utils.seeding import derive_seed
@@ -159,7 +159,7 @@ def _peak_bytes() -> int:
     return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@mark.parametrize("kind", KINDS)
 def test_damaged_files_are_read_or_refused(kind, tmp_path):
     """Forks a new child after each case that ends one."""
     KINDS[kind].read(_cached_examples(kind)[0], tmp_path)  # the children inherit the examples and the imported modules

@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
 import torch
 from conftest import (
     GREY,
@@ -21,6 +20,7 @@ from conftest import (
     train_batches_for,
 )
 from PIL import Image
+from pytest import approx, fixture, mark, raises
 
 from configs.command_line import parse_command_line
 from datasets.batch import PADDING, Batch
@@ -35,7 +35,7 @@ BAD = {"class0/4.png": b"", "class1/11.png": b"<html>404</html>", "class0/30.png
 BAD_IN_VAL = {"class1/3.png": b"?"}
 
 
-@pytest.fixture
+@fixture
 def image_folder(tmp_path) -> Path:
     """40 small training images, three of them unreadable, and seven validation images, one of them unreadable."""
     root = noise_folder(tmp_path / "image_folder", 40, 7, (20, 24))
@@ -98,7 +98,7 @@ def test_it_does_not_change_loss_and_gradient_and_is_not_mixed(image_folder, tmp
     drawn = {"affine": (batch.drawn["affine"][0][there],)}
     without = gradients(Batch(batch.images[there], batch.targets[there], batch.samples, drawn, batch.bad))
     noise = torch.where(there[:, None, None, None], batch.images, torch.randint_like(batch.images, 255))
-    assert losses[0] == pytest.approx(losses[1])
+    assert losses[0] == approx(losses[1])
     for name, value in gradients(batch._replace(images=noise)).items():
         assert torch.allclose(value, whole[name], atol=1e-7)
         assert torch.allclose(without[name], whole[name], atol=1e-6)
@@ -132,12 +132,10 @@ def test_a_run_counts_and_lists_bad_images_and_resumes_bit_for_bit(image_folder,
     run(parse_command_line(argv), cpu)
     result = read_result(only_run(tmp_path / "out", "eval"))
     assert result["top1"] == read_result(folder)["top1"]
-    assert result["loss"] == pytest.approx(read_result(folder)["loss"], abs=1e-6)
+    assert result["loss"] == approx(read_result(folder)["loss"], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "split, words", [("train", "no training image of epoch 1"), ("val", "no image of the evaluation")]
-)
+@mark.parametrize("split, words", [("train", "no training image of epoch 1"), ("val", "no image of the evaluation")])
 def test_only_bad_images_are_an_error(image_folder, tmp_path, cpu, split, words):
     for path in (image_folder / split).rglob("*.png"):
         path.write_bytes(b"")
@@ -147,7 +145,7 @@ def test_only_bad_images_are_an_error(image_folder, tmp_path, cpu, split, words)
 
 def test_without_the_option_a_training_ends_at_the_first_one_and_names_it(image_folder, tmp_path, cpu):
     config = config_for(*argv_for(image_folder, tmp_path, "DATA.ON_BAD_IMAGE=error"))
-    with pytest.raises(BadImage, match=rf"({'|'.join(BAD)}): .*ON_BAD_IMAGE=skip$"):
+    with raises(BadImage, match=rf"({'|'.join(BAD)}): .*ON_BAD_IMAGE=skip$"):
         list(train_batches_for(config, *samples_for(config, cpu, "train"), cpu))
 
 

@@ -9,10 +9,10 @@ from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 from conftest import line_of, rotated, values_of
 from PIL import Image, ImageOps, features
+from pytest import mark, raises
 from torch import Tensor
 
 from datasets.decoding import decode
@@ -75,7 +75,7 @@ if features.check("avif"):
     KINDS["avif"] = encode(PHOTO, "AVIF", quality=90)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@mark.parametrize("kind", KINDS)
 def test_pixels_equal_pillows(kind):
     data = KINDS[kind]
     assert_like_pillow(data)
@@ -84,8 +84,8 @@ def test_pixels_equal_pillows(kind):
         decode_image(data, 3)
 
 
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
-@pytest.mark.parametrize("exif", [b"Exif\0\0", b"Exif\0\0nonsense", b"Exif\0\0MM\0*\0\0\0\x08\0\x02\x01\x12\0\x03"])
+@mark.filterwarnings("ignore:Corrupt EXIF data")
+@mark.parametrize("exif", [b"Exif\0\0", b"Exif\0\0nonsense", b"Exif\0\0MM\0*\0\0\0\x08\0\x02\x01\x12\0\x03"])
 def test_damaged_exif_is_ignored(exif):
     plain = jpeg(quality=90)
     segment = b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif
@@ -93,7 +93,7 @@ def test_damaged_exif_is_ignored(exif):
     assert torch.equal(image, decode_image(plain, 3))
 
 
-@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+@mark.parametrize("kind", ["PNG", "TIFF"])
 def test_16_bits_are_scaled_and_rotated(kind):
     values = np.linspace(0, 65535, 64 * 48).astype(np.uint16).reshape(48, 64)
     pixels = decode_image(encode(Image.fromarray(values), kind, exif=rotated(6)), 1)[0].numpy()
@@ -105,8 +105,8 @@ BIG_ENDIAN = partial(tiff16, order=">")
 DEEP_FILES = [*product((2, 3, 4), [png16]), (3, partial(tiff16, compression=8)), *product((3, 4), [tiff16, BIG_ENDIAN])]
 
 
-@pytest.mark.parametrize("channels, write", DEEP_FILES)
-@pytest.mark.parametrize("grey_range", [None, (0, 4095)])
+@mark.parametrize("channels, write", DEEP_FILES)
+@mark.parametrize("grey_range", [None, (0, 4095)])
 def test_colors_and_gray_with_alpha_of_16_bits_are_scaled_as_gray(channels, write, grey_range):
     file = write(DEEP[..., :channels])
     pixels = open_image(file, 3, name, Decoding(grey_range)).pixels
@@ -125,7 +125,7 @@ def test_pillow_does_not_open_a_common_jpeg_or_stored_pixels(monkeypatch):
         assert torch.equal(decode_image(KINDS[kind], channels), as_tensor(PHOTO.convert(mode)))
 
 
-@pytest.mark.parametrize("value", [0xC2, 0xFF])
+@mark.parametrize("value", [0xC2, 0xFF])
 def test_a_damaged_header_has_the_result_of_pillow(monkeypatch, value):
     """Each byte of the header is replaced in turn."""
 
@@ -144,7 +144,7 @@ def refuse(data: Tensor) -> Tensor:
     raise RuntimeError
 
 
-@pytest.mark.parametrize("decoder", [refuse, None])
+@mark.parametrize("decoder", [refuse, None])
 def test_pillow_decodes_jpegs_that_no_other_decoder_does(monkeypatch, decoder):
     monkeypatch.setattr(decode, "_decode_jpeg", decoder)
     assert_like_pillow(KINDS["jpeg 4:2:0"])
@@ -215,7 +215,7 @@ def with_frame(start: bytes, of_frame: bytes = b"\xff\xc0\0\x11\x08") -> bytes:
     return data.replace(of_frame, start)
 
 
-@pytest.mark.parametrize("data, text", [
+@mark.parametrize("data, text", [
     (with_frame(b"\xff\xc1\0\x11\x0c"), "is a JPEG of 12 bits per channel"),
     (with_frame(b"\xff\xc3\0\x11\x10"), "JPEG of 16 bits"),
     (with_frame(b"\xff\xf7\0\x11\x08"), "is JPEG-LS"),
@@ -228,7 +228,7 @@ def test_a_file_that_no_decoder_reads_has_its_kind(data, text):
     assert "is not an image" not in message
 
 
-@pytest.mark.parametrize("kind", REFUSED)
+@mark.parametrize("kind", REFUSED)
 def test_refused_files_are_one_line(kind):
     message = line_of(decode_image, REFUSED[kind], 3, "some/file.jpg")
     assert message.startswith("some/file.jpg: ")
@@ -275,7 +275,7 @@ def damages(data: bytes, rng: random.Random) -> dict[str, bytes]:
     return damaged
 
 
-@pytest.mark.parametrize("kind", WHOLE)
+@mark.parametrize("kind", WHOLE)
 def test_a_damaged_jpeg_has_the_pixels_of_pillow_or_is_refused(kind, capfd):
     """No gray stands for missing pixels. In all 500 files."""
     rng = random.Random(kind)
@@ -287,8 +287,8 @@ def test_a_damaged_jpeg_has_the_pixels_of_pillow_or_is_refused(kind, capfd):
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("options", [{}, {"restart_marker_rows": 1}, {"progressive": True}])
-@pytest.mark.parametrize("side", [8, 33, 250])
+@mark.parametrize("options", [{}, {"restart_marker_rows": 1}, {"progressive": True}])
+@mark.parametrize("side", [8, 33, 250])
 def test_gray_pixels_are_not_taken_for_missing_ones(options, side):
     gray = Image.new("RGB", (side, side), (128, 128, 128))
     gray.paste(PHOTO.resize((side // 2, side // 2)))
@@ -306,6 +306,6 @@ def test_a_warning_of_a_decoder_is_kept_with_the_image(capfd):
 
 def test_max_pixels_and_the_longest_side():
     data = flat(1000, 10, "PNG")
-    with pytest.raises(BadImage, match=r"DATA.MAX_PIXELS=10000"):
+    with raises(BadImage, match=r"DATA.MAX_PIXELS=10000"):
         open_image(data, 3, name, Decoding(max_pixels=9999))
     assert open_image(data, 3, name, Decoding(max_pixels=10_000)).pixels.shape == (3, 10, 1000)

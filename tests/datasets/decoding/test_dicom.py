@@ -3,14 +3,14 @@
 import io
 
 import numpy as np
-import pytest
 from conftest import refused
+from pytest import importorskip, mark
 
 from datasets.decoding.decode import Decoding, open_image
 from datasets.decoding.images import kind_of, missing_decoder
 from tests.datasets.photo import decode_image
 
-pydicom = pytest.importorskip("pydicom")
+pydicom = importorskip("pydicom")
 VALUES = np.random.default_rng(0).integers(0, 4096, (7, 9), dtype=np.uint16)
 
 
@@ -78,7 +78,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+@mark.parametrize("case", CASES)
 def test_gray_is_shown_as_the_file_says(case):
     values, elements, expected = CASES[case]
     pixels = decode_image(dicom(values, **elements), 1)[0].numpy()

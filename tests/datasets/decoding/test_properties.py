@@ -6,10 +6,10 @@ import base64
 import json
 
 import numpy as np
-import pytest
 from conftest import ROOT
 from PIL import Image
 from PIL.ExifTags import Base
+from pytest import mark, raises, skip
 
 from datasets.decoding import decode, images
 from datasets.decoding.decode import Decoding, open_image
@@ -31,15 +31,15 @@ def expected_pixels(values, highest, grey_range=None, is_inverted=False, **_):
     return levels[..., :3] if levels.ndim == 3 else levels[..., None].repeat(3, axis=2)
 
 
-@pytest.mark.parametrize("case", CASES, ids=[f"{number} {case['row'][:30]}" for number, case in enumerate(CASES)])
+@mark.parametrize("case", CASES, ids=[f"{number} {case['row'][:30]}" for number, case in enumerate(CASES)])
 def test_a_file_has_the_pixels_of_its_fields_reader_or_a_true_line(case, tmp_path):
     data = base64.b64decode(case["data"])
     if data[128:132] == b"DICM" and missing_decoder("DICOM"):
-        pytest.skip("pydicom is not installed")
+        skip("pydicom is not installed")
     row = REFUSED_BY_NAME.get(case["row"])
     decoding = Decoding(case.get("grey_range") and tuple(case["grey_range"]))
     if case["values"] is None:
-        with pytest.raises(BadImage) as caught:
+        with raises(BadImage) as caught:
             open_image(data, 3, lambda: "a.tif", decoding)
         line = str(caught.value)
         assert line.startswith("a.tif: ")
@@ -78,7 +78,7 @@ def test_the_header_of_a_tiff_alone_is_read_once_more(monkeypatch, tmp_path):
     assert len(opened) == 1
 
 
-@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+@mark.parametrize("kind", ["PNG", "TIFF"])
 def test_a_grey_range_is_of_deep_values_only(kind):
     levels = np.arange(256, dtype=np.uint8).reshape(16, 16)
     pixels = open_image(encode(Image.fromarray(levels), kind), 1, lambda: "x", Decoding((0, 4095))).pixels
@@ -89,5 +89,5 @@ def test_signed_bytes_are_read_without_negative_values():
     highest, lowest = (Image.fromarray(np.full((4, 4), value, np.uint8)) for value in (127, 128))
     signed = {"kind": "TIFF", "tiffinfo": {Base.SampleFormat: 2}}
     assert (decode_image(encode(highest, **signed), 1) == 127).all()
-    with pytest.raises(BadImage, match="x: "):
+    with raises(BadImage, match="x: "):
         decode_image(encode(lowest, **signed), 1)  # -128

@@ -8,10 +8,10 @@ import sys
 from functools import partialmethod
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
 from conftest import config_for, rotated, samples_for, slow, train_batches_for
+from pytest import MonkeyPatch, fixture, mark, raises
 
 from datasets.loading import image_cache
 from datasets.loading.image_cache import open_cache
@@ -53,7 +53,7 @@ FILES = {
 }
 
 
-@pytest.fixture
+@fixture
 def root(tmp_path) -> Path:
     for number, (name, content) in enumerate(FILES.items()):
         for split in ("train", "val"):
@@ -81,7 +81,7 @@ def batches(context, root: Path, workers: int, cache: str, *options: str) -> tup
         files.append(Path(samples.name(index)).name)
         return read_bytes(samples, index)
 
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         loaded = iter(train_batches_for(config, splits[0], context))
         per_epoch = len(splits[0]) // (2 * context.world_size)
         for number in range(2 * per_epoch):
@@ -100,7 +100,7 @@ def assert_equal(one: list, other: list):
         assert facts == facts_of_other
 
 
-@pytest.mark.parametrize("workers", [0, slow(2)])
+@mark.parametrize("workers", [0, slow(2)])
 def test_batches_are_equal_and_the_second_epoch_reads_damaged_files_only(root, cpu, workers):
     expected, without = batches(cpu, root, workers, "false")
     found, read = batches(cpu, root, workers, "auto")
@@ -110,7 +110,7 @@ def test_batches_are_equal_and_the_second_epoch_reads_damaged_files_only(root, c
         assert sorted({*read[0]}) == sorted(FILES) and {*read[1]} == NOT_KEPT
 
 
-@pytest.mark.slow
+@mark.slow
 def test_ranks_share_one_cache(root, ranks):
     """Each file is decoded by one rank."""
     without = [found for found, _ in ranks(2)(batches, root, 0, "false")]
@@ -122,7 +122,7 @@ def test_ranks_share_one_cache(root, ranks):
     assert sorted(intact) == sorted({*FILES} - NOT_KEPT)
 
 
-@pytest.mark.parametrize("free", [0, 10**4, 4 * 10**5])
+@mark.parametrize("free", [0, 10**4, 4 * 10**5])
 def test_images_that_do_not_fit_are_read_from_their_files(root, cpu, monkeypatch, free):
     """With auto all or none are kept, with true as many as fit."""
     expected, _ = batches(cpu, root, 0, "false")
@@ -146,7 +146,7 @@ def test_a_cache_stops_growing_where_memory_is_scarce(root, cpu, monkeypatch):
     assert 0 < len({*read[1]} - NOT_KEPT) < len({*FILES} - NOT_KEPT)
 
 
-@pytest.mark.parametrize("reads, cache", [(len(FILES), "auto"), (10**6, "false")])
+@mark.parametrize("reads, cache", [(len(FILES), "auto"), (10**6, "false")])
 def test_a_run_that_reads_no_image_twice_has_no_cache(root, cpu, reads, cache):
     config = config_for("-dataset=folder", f"-data_path={root}", "-batch_size=2", "-opts", f"DATA.CACHE={cache}")
     (samples,) = samples_for(config, cpu, "train")
@@ -169,12 +169,12 @@ def test_an_interrupted_process_does_not_keep_the_lock(root, cpu, monkeypatch):
     (samples,) = samples_for(config_for("-dataset=folder", f"-data_path={root}"), cpu, "train")
     cache_images([samples], config_for("-opts", "DATA.CACHE=true").data, 0, cpu)
     monkeypatch.setattr(samples.cache, "_table", None)  # as a signal, an error within the lock
-    with pytest.raises(TypeError):
+    with raises(TypeError):
         samples.cache._add(0, torch.zeros(3, 2, 2, dtype=torch.uint8))
     lock = f"import fcntl; fcntl.lockf(open({samples.cache.source[0]!r}, 'r+b'), {fcntl.LOCK_EX | fcntl.LOCK_NB})"
     assert subprocess.run([sys.executable, "-c", lock], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("path", ["/proc/self/fd/0", "/proc/self/fd/999", "/dev/null"])
+@mark.parametrize("path", ["/proc/self/fd/0", "/proc/self/fd/999", "/dev/null"])
 def test_a_path_of_another_host_gives_no_cache(path):
     assert open_cache(path, "ampvit-0", 1, 3) is None

@@ -3,7 +3,6 @@
 from collections import Counter
 
 import numpy as np
-import pytest
 import torch
 from conftest import (
     GREY,
@@ -15,6 +14,7 @@ from conftest import (
     train_batches_for,
     values_of,
 )
+from pytest import mark
 from timm.data.distributed_sampler import RepeatAugSampler
 
 from configs.batch_plan import BatchPlan, EpochLayout
@@ -34,7 +34,7 @@ def sampler_of(kind: str, batch: BatchPlan, num_epochs: int, seed: int = 7, **po
     return TrainSampler(layout, num_epochs, **position, order=KINDS[kind])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@mark.parametrize("kind", KINDS)
 def test_the_order_is_a_function_of_seed_and_epoch(kind):
     def epochs(seed):
         places = [key[1:] for batch in sampler_of(kind, BatchPlan(4), 2, seed) for key in batch]
@@ -47,8 +47,8 @@ def test_the_order_is_a_function_of_seed_and_epoch(kind):
     assert first != epochs(1)[0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("global_batch, batch_sizes", [(8, {1: 4, 2: 4, 4: 2}), (24, {1: 8, 2: 2, 3: 4, 4: 6})])
+@mark.parametrize("kind", KINDS)
+@mark.parametrize("global_batch, batch_sizes", [(8, {1: 4, 2: 4, 4: 2}), (24, {1: 8, 2: 2, 3: 4, 4: 6})])
 def test_the_samples_of_a_step_depend_on_the_global_batch_alone(global_batch, batch_sizes, kind):
     """1,004 samples: 125 steps at a global batch of 8, on any number of ranks, with any batch size."""
 
@@ -71,8 +71,8 @@ def test_the_samples_of_a_step_depend_on_the_global_batch_alone(global_batch, ba
         assert len(set(keys)) == len(keys)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("first_batch", [1, 83, 249])
+@mark.parametrize("kind", KINDS)
+@mark.parametrize("first_batch", [1, 83, 249])
 def test_sampler_starts_anywhere(first_batch, kind):
     whole = list(sampler_of(kind, BatchPlan(12), 3))
     assert len(whole) == 249
@@ -81,8 +81,8 @@ def test_sampler_starts_anywhere(first_batch, kind):
     assert len(rest) == 249 - first_batch
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("num_samples, first", values_of("1|0\n7|0\n8|0\n24|0\n25|0\n25|8\n25|24\n25|25"))
+@mark.parametrize("world_size", [1, 2, 3])
+@mark.parametrize("num_samples, first", values_of("1|0\n7|0\n8|0\n24|0\n25|0\n25|8\n25|24\n25|25"))
 def test_an_evaluation_reads_each_sample_once_from_any_batch_on(num_samples, first, world_size):
     whole = [[index for _, index, _ in keys] for keys in EvalSampler(num_samples, 4)]
     assert [index for batch in whole for index in batch if index != PADDING] == list(range(num_samples))
@@ -113,7 +113,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(tmp_path, cpu):
         assert_same_state(list(one), list(other))
 
 
-@pytest.mark.parametrize("num_samples, world_size, batch_size", [(1024, 4, 16), (300, 2, 10)])
+@mark.parametrize("num_samples, world_size, batch_size", [(1024, 4, 16), (300, 2, 10)])
 def test_repeated_augmentation_has_the_order_of_timms_sampler(num_samples, world_size, batch_size, monkeypatch):
     """Given the same permutation.
 
@@ -138,7 +138,7 @@ COUNTS = {0: 2, 1: 9, 3: 70, 7: 419}  # label -> images; 500 images of 4 classes
 TARGETS = np.random.default_rng(0).permutation(np.repeat(list(COUNTS), list(COUNTS.values())))
 
 
-@pytest.mark.parametrize("num_places", [500, 498, 167, 3])
+@mark.parametrize("num_places", [500, 498, 167, 3])
 def test_every_class_has_the_same_number_of_places(num_places):
     for epoch in range(3):
         drawn = TARGETS[balanced_order(TARGETS, num_places, seed=3, epoch=epoch)]
@@ -170,7 +170,7 @@ def test_no_image_of_a_class_is_repeated_before_all_were_drawn():
 ENDS = np.cumsum([30, 1, 0, 25, 40, 4, 33, 17, 50, 8])  # one shard without samples of this split
 
 
-@pytest.mark.parametrize("window", [1, 3, 10])
+@mark.parametrize("window", [1, 3, 10])
 def test_a_window_is_used_up_before_the_next_one_begins(window):
     shards = np.searchsorted(ENDS, ShardWindows(ENDS, window).order(0, 0).numpy(), side="right")
     places = [np.flatnonzero(shards == shard) for shard in np.unique(shards)]
@@ -178,7 +178,7 @@ def test_a_window_is_used_up_before_the_next_one_begins(window):
         assert sum(own[0] <= place <= own[-1] for own in places) <= window
 
 
-@pytest.mark.parametrize("ends", [np.cumsum(np.diff(ENDS, prepend=0)[::-1]), np.arange(4, ENDS[-1] + 1, 4)])
+@mark.parametrize("ends", [np.cumsum(np.diff(ENDS, prepend=0)[::-1]), np.arange(4, ENDS[-1] + 1, 4)])
 def test_other_shards_of_as_many_samples_do_not_resume_inside_an_epoch(ends):
     """They have another order; at the end of an epoch, a run may go on with them."""
     windows = ShardWindows(ENDS, 3)

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 
-import pytest
 import torch
 from conftest import assert_same_state, config_for, refused, samples_for, train_batches_for
+from pytest import mark, param
 from test_workers import CPU, Images, short_polls  # noqa: F401
 from torch import Tensor
 
@@ -41,7 +41,7 @@ def loader_of(workers: int, num_samples: int = 106) -> Loader:
     return Loader(reader, EvalSampler(num_samples, 4), CPU, None)
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.slow)])
+@mark.parametrize("workers", [1, param(3, marks=mark.slow)])
 def test_two_batches_can_be_held_all_others_are_poisoned_and_the_memory_is_released(workers):
     """Over several iterations of the same workers; a batch is also poisoned while it is in use, as by a transform."""
     expected = list(loader_of(0))
@@ -91,7 +91,7 @@ def test_full_shared_memory_is_found_for_training_and_evaluation_before_a_worker
     assert training._batches._iterator is None
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16])
+@mark.parametrize("dtype", [torch.int64, torch.bfloat16])
 def test_drawn_parameters_of_any_type_arrive(dtype):
     """numpy, in whose arrays most of them travel, has no bfloat16."""
     slots = ImageSlots(slots_shape(1, (2, 3, 4, 4)))
@@ -151,8 +151,8 @@ def test_a_batch_is_used_after_its_copies(monkeypatch):
     assert events == ["copy stream", *["copy"] * TENSORS, "copied", "main stream", "wait", *["record"] * TENSORS]
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("workers", [0, 2])
+@mark.gpu
+@mark.parametrize("workers", [0, 2])
 def test_batches_on_a_gpu_equal_those_on_the_cpu(cpu, gpu, workers):
     flags = [f"-num_workers={workers}"]
     for _, on_cpu, on_gpu in zip(range(20), batches_on(cpu, *flags), batches_on(gpu, *flags), strict=False):

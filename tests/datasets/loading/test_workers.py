@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from conftest import CPU, ROOT, each_row, each_value, refused
+from pytest import fixture, mark, raises
 
 from configs.command_line import parse_command_line
 from configs.schema import Data
@@ -68,7 +68,7 @@ def loader_of(
     return Loader(reader, EvalSampler(400, 4), context, None)
 
 
-@pytest.fixture(autouse=True)
+@fixture(autouse=True)
 def short_polls(monkeypatch):
     monkeypatch.setattr(loading, "POLL_SECONDS", 0.2)
     monkeypatch.setattr("datasets.loading.workers.POLL_SECONDS", 0.2)
@@ -87,14 +87,14 @@ def assert_gone(*pids: int):
 HANGING = r"worker.* 4 s; .*DATA\.DATA_PATH.*TIMEOUT_SECONDS"
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "sent, line",
     [
         (signal.SIGBUS, r"worker \d+ was killed by SIGBUS, .*/dev/shm .*--shm-size"),
         (None, HANGING),
     ],
 )
-@pytest.mark.slow
+@mark.slow
 def test_a_worker_that_is_killed_or_hangs(sent, line):
     loader = loader_of(Images("none" if sent else "a hanging disk"), timeout_seconds=5)
     batches = iter(loader)
@@ -115,8 +115,8 @@ class LargeMessages(Images):
         self.arrays = {"targets": np.zeros((400, 50_000), np.int8)}
 
 
-@pytest.mark.parametrize("sent, line", [(signal.SIGKILL, r"\d+ was killed by SIGKILL"), (signal.SIGSTOP, HANGING)])
-@pytest.mark.slow
+@mark.parametrize("sent, line", [(signal.SIGKILL, r"\d+ was killed by SIGKILL"), (signal.SIGSTOP, HANGING)])
+@mark.slow
 def test_a_worker_that_is_killed_or_stopped_in_the_middle_of_a_message(sent, line):
     loader = loader_of(LargeMessages(), timeout_seconds=5, workers=1)
     batches = iter(loader)
@@ -130,9 +130,9 @@ def test_a_worker_that_is_killed_or_stopped_in_the_middle_of_a_message(sent, lin
     assert_gone(worker.pid)
 
 
-@pytest.mark.slow
+@mark.slow
 def test_a_bug_in_a_worker_keeps_its_traceback():
-    with pytest.raises(RuntimeError, match=r"(?s)Original Traceback.*test_workers.py.*a bug"):
+    with raises(RuntimeError, match=r"(?s)Original Traceback.*test_workers.py.*a bug"):
         list(loader_of(Images("a bug"), workers=1))
 
 
@@ -140,7 +140,7 @@ def cifar(num_images: int = 4) -> ImageArray:
     return ImageArray(np.zeros((num_images, 3, 32, 32), dtype=np.uint8), [0] * num_images, ["a"])
 
 
-@pytest.fixture(autouse=True)
+@fixture(autouse=True)
 def own_default(monkeypatch):
     """Other tests have no workers by default."""
     monkeypatch.setattr(loading, "default_num_workers", default_num_workers)
@@ -168,7 +168,7 @@ def test_number_of_workers_of_a_rank(in_memory, given, on_cpu, on_gpu):
     assert numbers == [on_cpu, on_gpu]
 
 
-@pytest.mark.parametrize("images, workers", [(8, 0), (24, 3), (800, 16)])
+@mark.parametrize("images, workers", [(8, 0), (24, 3), (800, 16)])
 def test_no_worker_is_without_a_batch(images, workers):
     data = Data.model_validate({"BATCH_SIZE_EVAL": 8})
     samples = cifar(images)
@@ -185,12 +185,12 @@ def test_shortage_of_pinned_memory(monkeypatch):
 
     loader = loader_of(Images(), workers=0)
     monkeypatch.setattr("torch.utils.data.dataloader._SingleProcessDataLoaderIter._next_data", cannot_pin)
-    with pytest.raises(torch.AcceleratorError, match="pin memory thread") as raised:
+    with raises(torch.AcceleratorError, match="pin memory thread") as raised:
         next(iter(loader))
     assert IN_LOADING in raised.value.__notes__
 
 
-@pytest.mark.slow
+@mark.slow
 def test_workers_start_at_once_ignore_termination_signals_and_end_with_their_loader():
     """Launchers and terminals send signals to all processes; the rank may still need batches to evaluate and save."""
     loader = loader_of(Images())
@@ -211,7 +211,7 @@ def test_workers_start_at_once_ignore_termination_signals_and_end_with_their_loa
     assert_gone(*workers)
 
 
-def raises(error: BaseException) -> Callable:
+def raising(error: BaseException) -> Callable:
     def call(*_):
         raise error
 
@@ -220,13 +220,13 @@ def raises(error: BaseException) -> Callable:
 
 START = "multiprocessing.forkserver.ensure_running"
 REFUSED = {  # the line -> what is replaced
-    "shared memory is full: .*/dev/shm": ("torch.utils.data.DataLoader.__iter__", raises(OSError(28, ""))),
-    "loading workers cannot start .*-num_workers=0": ("torch.utils.data.DataLoader.__iter__", raises(EOFError())),
-    "TMPDIR: ": (START, raises(OSError("AF_UNIX path too long"))),  # as Python's sockets
+    "shared memory is full: .*/dev/shm": ("torch.utils.data.DataLoader.__iter__", raising(OSError(28, ""))),
+    "loading workers cannot start .*-num_workers=0": ("torch.utils.data.DataLoader.__iter__", raising(EOFError())),
+    "TMPDIR: ": (START, raising(OSError("AF_UNIX path too long"))),  # as Python's sockets
 }
 
 
-@pytest.mark.parametrize("line", REFUSED)
+@mark.parametrize("line", REFUSED)
 def test_workers_that_cannot_start(line, monkeypatch):
     """One line, before a worker runs; the signals of the rank stay as they are."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -265,7 +265,7 @@ def is_alive(worker: str) -> bool:
         return False
 
 
-@pytest.mark.slow
+@mark.slow
 def test_no_worker_outlives_its_run_even_stopped():
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tests' / 'datasets' / 'loading'}"}
     ends = ("1 / 0", "os.kill(os.getpid(), signal.SIGKILL)")
@@ -298,8 +298,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.slow
+@mark.skipif(sys.platform != "linux", reason="reads /proc")
+@mark.slow
 def test_the_server_imports_torch_and_nothing_from_the_working_folder(tmp_path):
     """Its files may have the names of modules that the server and the tracker of resources import."""
     program = tmp_path / "program.py"

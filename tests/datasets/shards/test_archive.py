@@ -6,9 +6,9 @@ import subprocess
 import tarfile
 from ast import literal_eval
 
-import pytest
 import webdataset
 from conftest import each_row
+from pytest import mark, raises
 from tar_files import numbered, tar_of, with_header
 
 from datasets.shards.records import Archive, DamagedShard, Record, read_records
@@ -27,7 +27,7 @@ def files_in(data: bytes) -> dict[str, bytes]:
 
 
 def error_of(data: bytes) -> str:
-    with pytest.raises(DamagedShard) as error:
+    with raises(DamagedShard) as error:
         files_in(data)
     message = str(error.value)
     assert message.startswith("a.tar: ")
@@ -45,7 +45,7 @@ def pax(records: bytes, kind: bytes = b"x") -> bytes:
     return header[: 512 + len(records) + -len(records) % 512]
 
 
-@pytest.mark.parametrize("options", [["--format=gnu"], ["--format=posix", "-b", "1"]])
+@mark.parametrize("options", [["--format=gnu"], ["--format=posix", "-b", "1"]])
 def test_archives_of_gnu_tar(tmp_path, options):
     names = ["1.jpg", "1.cls", "n" * 150 + ".jpg"]
     folder = tmp_path / "in/a"
@@ -106,12 +106,12 @@ NO_FILES = [
 ]
 
 
-@pytest.mark.parametrize("data, problem", REFUSED, ids=range(len(REFUSED)))
+@mark.parametrize("data, problem", REFUSED, ids=range(len(REFUSED)))
 def test_damaged_and_hostile_archives(data, problem):
     assert re.search(problem, error_of(data))
 
 
-@pytest.mark.parametrize("data", NO_FILES, ids=range(len(NO_FILES)))
+@mark.parametrize("data", NO_FILES, ids=range(len(NO_FILES)))
 def test_members_that_are_no_regular_files_with_a_relative_path(data):
     assert re.search("member '.*' is no regular file with a relative path", error_of(data))
 
@@ -128,7 +128,7 @@ def records_of(files, label_key: str = "") -> tuple[list[Record], Counts]:
 
 
 def error_of_files(files, label_key: str = "") -> str:
-    with pytest.raises(DamagedShard) as error:
+    with raises(DamagedShard) as error:
         records_of(files, label_key)
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -202,7 +202,7 @@ INVALID = {  # an ending and the content of the file: a part of the error
 }
 
 
-@pytest.mark.parametrize("name, content", INVALID, ids=INVALID.values())
+@mark.parametrize("name, content", INVALID, ids=INVALID.values())
 def test_invalid_labels_are_named(name, content):
     message = error_of_files({"b/a.jpg": b"", f"b/a.{name}": content})
     assert message.startswith(f"a.tar: sample 'b/a': .{name}")

@@ -5,8 +5,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
 from conftest import refused
+from pytest import fixture, mark, raises
 from tar_files import numbered, tar_of
 
 from datasets.shards import data_set
@@ -49,12 +49,12 @@ def shards_of(store: FakeStore, version: str | None = "1") -> list[Shard]:
     return [Shard(name, len(data), version) for name, data in store.files.items() if name.endswith(".tar")]
 
 
-@pytest.fixture
+@fixture
 def store() -> FakeStore:
     return FakeStore({f"train-{number}.tar": tar_of(numbered(5, 5 * number)) for number in range(4)})
 
 
-@pytest.fixture
+@fixture
 def cache(tmp_path) -> Path:
     return tmp_path / "cache"
 
@@ -135,7 +135,7 @@ def test_a_local_index_is_stored_beside_the_shards_or_else_in_the_cache(store, c
         opened(local, tmp_path / "file")
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 100, None])
+@mark.parametrize("content", [b"", b"x" * 100, None])
 def test_a_damaged_index_is_built_again_with_a_note(store, cache, content):
     index, _, _ = opened(store, cache)
     path = cached_index(store, cache)
@@ -162,7 +162,7 @@ def test_another_label_key_builds_the_index_again(cache):
 def test_all_damaged_shards_are_named_and_the_others_are_kept(store, cache):
     whole = dict(store.files)
     store.files |= {"train-1.tar": whole["train-1.tar"][:1000], "train-3.tar": b"x" * 600}
-    with pytest.raises(Findings) as error:
+    with raises(Findings) as error:
         opened(store, cache)
     _, *findings = str(error.value).splitlines()
     assert sorted(line.split(": ")[0].strip() for line in findings) == [store.url(f"train-{n}.tar") for n in (1, 3)]
@@ -170,11 +170,11 @@ def test_all_damaged_shards_are_named_and_the_others_are_kept(store, cache):
     assert opened(store, cache)[2] == [1, 3]
 
 
-@pytest.mark.parametrize("error", [UserError("http://host/d/train-3.tar: does not answer"), KeyboardInterrupt()])
+@mark.parametrize("error", [UserError("http://host/d/train-3.tar: does not answer"), KeyboardInterrupt()])
 def test_an_interrupted_build_continues(store, cache, error, monkeypatch):
     monkeypatch.setattr(data_set, "_MAX_THREADS", 1)
     store.errors["train-3.tar"] = error
-    with pytest.raises(type(error)):
+    with raises(type(error)):
         opened(store, cache)
     store.errors.clear()
     assert opened(store, cache)[2] == [3]

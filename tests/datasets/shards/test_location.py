@@ -2,8 +2,8 @@
 
 import json
 
-import pytest
 from conftest import each_row, line_of, refused
+from pytest import mark
 
 from datasets.shards.data_set import find_shards
 from datasets.shards.location import parse_location
@@ -29,7 +29,7 @@ def test_location(data_path, root, names):
     assert parse_location(data_path) == (root, names.split(", ") if names else [])
 
 
-@pytest.mark.parametrize("name", ["{a,b}", "set.tar"])
+@mark.parametrize("name", ["{a,b}", "set.tar"])
 def test_existing_folder_is_no_pattern(tmp_path, name):
     (tmp_path / name).mkdir()
     assert parse_location(f"{tmp_path}/{name}") == (f"{tmp_path}/{name}", [])
@@ -140,7 +140,7 @@ HOSTILE = {  # a part of the error: _info.json
 }
 
 
-@pytest.mark.parametrize("problem", HOSTILE)
+@mark.parametrize("problem", HOSTILE)
 def test_hostile_info(tmp_path, problem):
     (tmp_path / "_info.json").write_text(HOSTILE[problem])
     message = line_of(find, tmp_path)

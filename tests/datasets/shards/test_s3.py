@@ -4,21 +4,21 @@ import logging
 import os
 
 import boto3
-import pytest
 from moto.server import ThreadedMotoServer
+from pytest import fixture, mark, raises
 
 from datasets.shards.data_set import find_shards
 from datasets.shards.index import Shard
 from datasets.shards.store import ShardStore
 from utils.errors import Unavailable
 
-pytestmark = pytest.mark.slow
+pytestmark = mark.slow
 DATA = bytes(range(256)) * 400
 KEYS = ("data/train/0.tar", "data/train/1 +é#%20.tar", "data/val-0.tar", "data/notes/deep/0.tar", "data/train/x/0.tar")
 SECRET = "hunter2"
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def endpoint():
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
@@ -34,7 +34,7 @@ def endpoint():
     server.stop()
 
 
-@pytest.fixture
+@fixture
 def environment(monkeypatch, endpoint):
     for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_"))]:
         monkeypatch.delenv(name)
@@ -45,7 +45,7 @@ def environment(monkeypatch, endpoint):
     return monkeypatch
 
 
-@pytest.fixture
+@fixture
 def s3(environment):
     environment.setenv("AWS_ACCESS_KEY_ID", "key")
     environment.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
@@ -66,16 +66,16 @@ def test_bytes_and_names_from_s3(s3):
         assert shard.version
         assert b"".join(s3.stream(shard)) == DATA
         s3.check_unchanged(shard)
-    with pytest.raises(Unavailable, match="has changed"):
+    with raises(Unavailable, match="has changed"):
         s3.check_unchanged(Shard("val-0.tar", len(DATA), '"other"'))
     assert s3.read_small("missing", 10) is None
     assert find_shards(s3).splits == {"train": ["train/0.tar", "train/1 +é#%20.tar"], "val": ["val-0.tar"]}
 
 
-@pytest.mark.usefixtures("s3")
-@pytest.mark.parametrize("root", ["s3://bucket/data", "s3://no-bucket/data", "s3://b^cket/data"])
+@mark.usefixtures("s3")
+@mark.parametrize("root", ["s3://bucket/data", "s3://no-bucket/data", "s3://b^cket/data"])
 def test_missing_objects_and_buckets(root):
-    with pytest.raises(Unavailable) as error:
+    with raises(Unavailable) as error:
         store(root).head(["missing.tar"])
     message = str(error.value)
     assert message.startswith(root)
@@ -85,10 +85,10 @@ def test_missing_objects_and_buckets(root):
 
 def test_without_credentials(environment):
     for root, fix in (("s3://bucket/d", "AWS_ACCESS_KEY_ID"), ("gs://bucket/d", "GOOGLE_APPLICATION_CREDENTIALS")):
-        with pytest.raises(Unavailable, match=f"credentials.*{fix}.* for a public bucket"):
+        with raises(Unavailable, match=f"credentials.*{fix}.* for a public bucket"):
             store(root, timeout_seconds=0.5).head(["val-0.tar"])
     environment.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/missing.json")
-    with pytest.raises(Unavailable, match=r"gs://bucket/d: .*credentials"):
+    with raises(Unavailable, match=r"gs://bucket/d: .*credentials"):
         store("gs://bucket/d", timeout_seconds=0.5).head(["val-0.tar"])
 
 
@@ -101,5 +101,5 @@ def test_public_bucket(environment, endpoint):
         assert public.read_many("val-0.tar", [(5, 3)])[0] == DATA[5:8]
     assert b"".join(gcs.stream(Shard("val-0.tar", len(DATA)))) == DATA
     assert gcs.list_folder()[0] == ["val-0.tar"]
-    with pytest.raises(Unavailable, match=r"s3://bucket/data/val-0\.tar: access is refused"):
+    with raises(Unavailable, match=r"s3://bucket/data/val-0\.tar: access is refused"):
         store("s3://bucket/data").read_many("val-0.tar", [(5, 3)])

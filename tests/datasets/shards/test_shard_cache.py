@@ -5,7 +5,7 @@ import os
 import resource
 
 import numpy as np
-import pytest
+from pytest import fixture, mark, raises
 
 from configs.batch_plan import BatchPlan, EpochLayout
 from datasets.loading.sampler import BalancedOrder, EvalSampler, ShardWindows, TrainSampler
@@ -20,7 +20,7 @@ SIZE = 300_000
 SPAWN = multiprocessing.get_context("spawn")
 
 
-@pytest.fixture
+@fixture
 def server(tmp_path):
     (tmp_path / "source").mkdir()
     for number in range(6):
@@ -29,24 +29,24 @@ def server(tmp_path):
         yield server
 
 
-@pytest.fixture
+@fixture
 def store(server):
     return ShardStore(server.url, timeout_seconds=4)
 
 
-@pytest.fixture
+@fixture
 def shards(server, store):
     shards = store.head([f"{number}.tar" for number in range(6)])
     server.requests.clear()
     return shards
 
 
-@pytest.fixture
+@fixture
 def cache(tmp_path, store):
     return ShardCache(tmp_path / "cache/shards", 10**7, store)
 
 
-@pytest.fixture
+@fixture
 def warnings(monkeypatch):
     lines = []
     monkeypatch.setattr(ShardCache, "_warn", lambda cache, problem: lines.append(problem))
@@ -106,7 +106,7 @@ def no_flock(*_):
     raise OSError(errno.ENOLCK, "")
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "place, name, value",
     [(ShardCache, "max_bytes", SIZE - 1000), (cache_module, "_FREE_BYTES", 10**18), (fcntl, "flock", no_flock)],
 )
@@ -134,15 +134,15 @@ def test_full_disk(server, cache, shards, warnings, monkeypatch):
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("fault", [status(404), body(version='"other"')])
+@mark.parametrize("fault", [status(404), body(version='"other"')])
 def test_source_that_fails(server, cache, shards, fault):
     server.fail_always(fault)
-    with pytest.raises(Unavailable, match=r"0\.tar: "):
+    with raises(Unavailable, match=r"0\.tar: "):
         cache.download(shards[0])
     assert files(cache) == []
 
 
-@pytest.mark.slow
+@mark.slow
 def test_two_processes_download_each_shard_once(server, cache, shards):
     server.faults = iter(lambda: body(pause_seconds=0.005), None)
     with SPAWN.Pool(2) as pool:
@@ -152,7 +152,7 @@ def test_two_processes_download_each_shard_once(server, cache, shards):
     assert cached(cache, shards) == list(range(6))
 
 
-@pytest.mark.slow
+@mark.slow
 def test_killed_downloader(server, cache, shards):
     """Its part is counted while it runs; others return at once, and begin again after its death."""
     server.fail(body(pause_seconds=0.2))
@@ -170,7 +170,7 @@ def test_killed_downloader(server, cache, shards):
     assert files(cache) == [".tar"]
 
 
-@pytest.fixture
+@fixture
 def ahead(cache, shards):
     return ReadAhead(cache, shards, ShardWindows(np.arange(1, 7), 1), EvalSampler(6, 1))
 

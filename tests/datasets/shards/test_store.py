@@ -3,8 +3,8 @@ import shutil
 import ssl
 import subprocess
 
-import pytest
 from conftest import each_value
+from pytest import fixture, mark, raises
 
 import datasets.shards.store
 from datasets.shards.index import Shard
@@ -16,20 +16,20 @@ DATA = bytes(range(256)) * 4000
 NAME = "train/a b#é%20.tar"  # characters that a URL must escape
 
 
-@pytest.fixture
+@fixture
 def folder(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / NAME).write_bytes(DATA)
     return tmp_path
 
 
-@pytest.fixture
+@fixture
 def server(folder):
     with range_server(folder) as server:
         yield server
 
 
-@pytest.fixture
+@fixture
 def store(server):
     return ShardStore(server.url, timeout_seconds=2)
 
@@ -42,7 +42,7 @@ def whole(store: ShardStore, **state) -> bytes:
     return b"".join(store.stream(Shard(NAME, len(DATA))._replace(**state)))
 
 
-@pytest.mark.parametrize("is_local", [True, False])
+@mark.parametrize("is_local", [True, False])
 def test_bytes_of_files(folder, server, is_local):
     store = ShardStore(str(folder) if is_local else server.url, timeout_seconds=2)
     version = f"mtime-{os.stat(folder / NAME).st_mtime_ns}" if is_local else etag(folder / NAME)
@@ -50,16 +50,16 @@ def test_bytes_of_files(folder, server, is_local):
     assert whole(store) == whole(store, version=version, num_bytes=len(DATA)) == DATA
     assert store.read_small(NAME, len(DATA)) == DATA
     assert store.read_small("missing.json", 10) is None
-    with pytest.raises(Unavailable, match=r"is larger than 10 bytes"):
+    with raises(Unavailable, match=r"is larger than 10 bytes"):
         store.read_small(NAME, 10)
-    with pytest.raises(Unavailable, match=r"missing\.tar: does not exist"):
+    with raises(Unavailable, match=r"missing\.tar: does not exist"):
         store.head([NAME, "missing.tar"])
     for other in ({"version": "mtime-1" if is_local else '"x"'}, {"num_bytes": 5}):
-        with pytest.raises(Unavailable, match="has changed since it was indexed"):
+        with raises(Unavailable, match="has changed since it was indexed"):
             whole(store, **other)
     assert store.list_folder("train")[0] == [NAME] if is_local else not store.files.can_list
     store.check_unchanged(Shard(NAME, len(DATA), version))
-    with pytest.raises(Unavailable, match="has changed"):
+    with raises(Unavailable, match="has changed"):
         store.check_unchanged(Shard(NAME, len(DATA) + 1))
 
 
@@ -67,14 +67,14 @@ def test_ranges_of_files(store):
     ranges = [(start, 7) for start in range(0, len(DATA), 5000)] + [(3, 0)]
     assert store.read_many(NAME, ranges) == [DATA[start : start + length] for start, length in ranges]
     for start in (len(DATA) - 3, len(DATA) + 3):
-        with pytest.raises(Unavailable, match="has changed"):
+        with raises(Unavailable, match="has changed"):
             read(store, start, 5)
 
 
 TEMPORARY = {"503": status(503), "429": status(429), "cut short": body(sent=500), "reset": body(sent=500, reset=True)}
 
 
-@pytest.mark.parametrize("fault", TEMPORARY.values(), ids=TEMPORARY)
+@mark.parametrize("fault", TEMPORARY.values(), ids=TEMPORARY)
 def test_temporary_faults_are_invisible(server, store, fault):
     for call in (
         lambda: read(store, 10, 5000) == DATA[10:5010],
@@ -98,7 +98,7 @@ def test_stream_of_a_file_that_changes_meanwhile(server, store):
     stream = store.stream(Shard(NAME, len(DATA)))
     read = len(next(stream))
     (server.folder / NAME).write_bytes(DATA[::-1])
-    with pytest.raises(Unavailable, match=r"has changed since it was indexed"):
+    with raises(Unavailable, match=r"has changed since it was indexed"):
         while True:
             read += len(next(stream))
     assert read <= 300_000
@@ -116,13 +116,13 @@ LASTING = {
 }
 
 
-@pytest.mark.parametrize("problem", [*PERMANENT, *LASTING])
+@mark.parametrize("problem", [*PERMANENT, *LASTING])
 def test_one_line_without_secrets_at_once_or_after_attempts(server, problem):
     store = ShardStore(server.url, timeout_seconds=1)
     calls = (lambda: read(store, 0, 5), lambda: whole(store), lambda: store.head([NAME]))
     for call in calls if problem in PERMANENT else calls[:1]:
         server.fail_always((PERMANENT | LASTING)[problem])
-        with pytest.raises(Unavailable) as error:
+        with raises(Unavailable) as error:
             call()
         assert str(error.value).startswith(f"{server.url}/{NAME}: ")
         assert problem in str(error.value)
@@ -153,13 +153,13 @@ def test_each_code_of_a_bucket_has_its_line_at_once(server, monkeypatch, answer,
     store = ShardStore("s3://bucket/data", timeout_seconds=60)
     server.fail_always(status(answer, f"<Error><Code>{code}</Code><Message>{SECRET}</Message></Error>"))
     for call in (store.list_folder, lambda: read(store, 0, 5), lambda: store.head([NAME])):
-        with pytest.raises(Unavailable, match=rf"^s3://bucket/data/[^\n]*{words}[^\n]*$") as error:
+        with raises(Unavailable, match=rf"^s3://bucket/data/[^\n]*{words}[^\n]*$") as error:
             call()
         assert SECRET not in str(error.value)
         assert " s of attempts" not in str(error.value)
 
 
-@pytest.mark.parametrize("code", [403, 405, 501])
+@mark.parametrize("code", [403, 405, 501])
 def test_a_server_that_refuses_head_sends_one_byte(server, store, code):
     (expected,) = store.head([NAME])
     server.fail(status(code))
@@ -169,7 +169,7 @@ def test_a_server_that_refuses_head_sends_one_byte(server, store, code):
     assert [(method, part) for method, _, part in server.requests] == [("HEAD", None), ("GET", "bytes=0-0")]
 
 
-@pytest.mark.skipif(not shutil.which("openssl"), reason="makes the certificate")
+@mark.skipif(not shutil.which("openssl"), reason="makes the certificate")
 def test_a_server_that_signed_its_own_certificate_is_refused_at_once_with_the_variable_that_trusts_it(
     server, tmp_path, monkeypatch
 ):
@@ -183,7 +183,7 @@ def test_a_server_that_signed_its_own_certificate_is_refused_at_once_with_the_va
     context.load_cert_chain(certificate, key)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     store = ShardStore(server.url.replace("http", "https"), timeout_seconds=60)
-    with pytest.raises(Unavailable, match=f"{NAME}: its TLS certificate is not valid; .*SSL_CERT_FILE$"):
+    with raises(Unavailable, match=f"{NAME}: its TLS certificate is not valid; .*SSL_CERT_FILE$"):
         store.head([NAME])
     assert not server.requests
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
@@ -195,7 +195,7 @@ def test_the_cause_of_an_unknown_host_is_told_while_the_run_waits_and_at_its_end
     monkeypatch.setattr(datasets.shards.store, "_SILENT_SECONDS", 0.2)
     monkeypatch.setattr(datasets.shards.store, "_told_at", -1e9)
     store = ShardStore("http://no-such-host.invalid/x", timeout_seconds=1)
-    with pytest.raises(Unavailable, match=r"a\.tar: the host is not found, after [1-9] s of attempts; check "):
+    with raises(Unavailable, match=r"a\.tar: the host is not found, after [1-9] s of attempts; check "):
         store.head(["a.tar", "b.tar"])
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("----- http://no-such-host.invalid/x/")

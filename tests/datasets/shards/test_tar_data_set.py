@@ -5,8 +5,8 @@ import os
 import pickle
 from itertools import chain
 
-import pytest
 from conftest import config_for, each_row, eval_loader_for, read_samples, refused, samples_for, told, train_batches_for
+from pytest import fixture, mark, raises
 from range_server import body, range_server, status, wait_for
 from tar_files import jpeg, tar_of, write_shard, write_shards
 
@@ -20,12 +20,12 @@ from datasets.sources.source import Wanted
 from tests.datasets.photo import decode_image
 
 
-@pytest.fixture
+@fixture
 def root(tmp_path):
     return write_shards(tmp_path / "shards")
 
 
-@pytest.fixture
+@fixture
 def cache(tmp_path, monkeypatch):
     """The default folder of indexes and shards."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -141,7 +141,7 @@ def test_images_without_a_label_are_one_finding(tmp_path, cpu):
         read_samples(options(tmp_path, batch_size=2), 10, cpu, "train", "val")
 
 
-@pytest.mark.parametrize("cache_gb", [0, 1])
+@mark.parametrize("cache_gb", [0, 1])
 def test_a_server_gives_the_same_images(root, cache, cache_gb):
     with range_server(root) as server:
         samples, batches = tar(on(server, cache_gb=cache_gb)).for_loader(EvalSampler(40, 40), 7)
@@ -181,7 +181,7 @@ def test_a_changed_shard_is_named(root):
     with refused(r"train-0001.tar: has changed"):
         samples.read_bytes(10)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    with pytest.raises(BadImage, match=r"train-0001.tar/000010.jpg: .*checksum"):
+    with raises(BadImage, match=r"train-0001.tar/000010.jpg: .*checksum"):
         samples.read_bytes(10)
     assert isinstance(next(samples.open_all([10], 3)), BadImage)
     assert samples.read_bytes(11) == jpeg(11)
@@ -219,7 +219,7 @@ def test_a_server_without_ranges_needs_the_cache(root, cache):
         assert contents(tar(on(server, cache_gb=1))) == pixels(*range(40))
 
 
-@pytest.mark.slow
+@mark.slow
 def test_batches_do_not_depend_on_the_source_and_the_workers(root, cache, cpu):
     def images(path, *more):
         flags = ["-dataset=tar", f"-data_path={path}", "-batch_size=4", "-image_size=16", *more]

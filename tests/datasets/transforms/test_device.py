@@ -4,10 +4,10 @@ import itertools
 import random
 
 import numpy as np
-import pytest
 import timm.data.mixup as timm_mixup
 import torch
 from conftest import each_value
+from pytest import approx, mark
 from scipy import stats
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
@@ -86,12 +86,12 @@ def test_the_number_of_rectangles_is_uniform_and_scales_their_area():
     drawn = [erase.draw(rng) for _ in range(3000)]
     for count in (1, 2, 3):
         images = [boxes for boxes in drawn if len(boxes) == count]
-        assert len(images) / 3000 == pytest.approx(1 / 3, abs=0.03)
+        assert len(images) / 3000 == approx(1 / 3, abs=0.03)
         areas = [height * width for boxes in images for _, _, height, width in boxes]
-        assert sum(areas) / len(images) / 64**2 == pytest.approx((0.02 + 1 / 3) / 2, rel=0.06)
+        assert sum(areas) / len(images) / 64**2 == approx((0.02 + 1 / 3) / 2, rel=0.06)
 
 
-@pytest.mark.parametrize("mode, colors", [("const", 1), ("rand", 1), ("pixel", 200)])
+@mark.parametrize("mode, colors", [("const", 1), ("rand", 1), ("pixel", 200)])
 def test_the_boxes_are_filled_with_zeros_a_color_or_noise(mode, colors):
     """As in timm, the values of the noise have the mean 0 and the deviation 1."""
     erase = erase_of(24, RANDOM_ERASE_MODE=mode, RANDOM_ERASE_COUNT=3)
@@ -103,8 +103,8 @@ def test_the_boxes_are_filled_with_zeros_a_color_or_noise(mode, colors):
     assert torch.equal((erased != 9).all(1), inside.expand(60, -1, -1))
     assert all(len(image[:, inside].unique(dim=1)[0]) == colors for image in erased)
     values = erased[:, :, inside]
-    assert values.mean().item() == pytest.approx(0, abs=0.2)
-    assert values.std().item() == pytest.approx(float(mode != "const"), abs=0.2)
+    assert values.mean().item() == approx(0, abs=0.2)
+    assert values.std().item() == approx(float(mode != "const"), abs=0.2)
 
 
 def test_padding_is_not_erased():
@@ -164,11 +164,11 @@ def test_a_label_that_is_unknown_of_one_image_is_unknown_in_the_mix():
     torch.manual_seed(3)
     _, mixed = mixup_of(BOTH)(images, targets, epoch=0)
     assert (mixed == UNKNOWN).tolist() == [[False, False, True, True, False]] * 2
-    assert mixed[:, 0].sum() == pytest.approx(1)
+    assert mixed[:, 0].sum() == approx(1)
     assert mixed[:, 4].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@mark.parametrize("kind", KINDS)
 def test_images_and_targets_equal_timms(kind, monkeypatch):
     images, targets = batch_of(8)
     mixup = mixup_of(KINDS[kind])
@@ -185,8 +185,8 @@ def test_images_and_targets_equal_timms(kind, monkeypatch):
         torch.testing.assert_close(our_targets, their_targets, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("box, weight", [((2, 9, 4, 17), 1 - 91 / 240), (None, 0.3)], ids=["cutmix", "mixup"])
-@pytest.mark.parametrize("is_last", [False, True], ids=["--no-prefetcher", "default"])
+@mark.parametrize("box, weight", [((2, 9, 4, 17), 1 - 91 / 240), (None, 0.3)], ids=["cutmix", "mixup"])
+@mark.parametrize("is_last", [False, True], ids=["--no-prefetcher", "default"])
 def test_the_order_of_erasing_and_mixup_is_the_one_of_timms_loaders(is_last, box, weight, monkeypatch):
     """With equal boxes, weight and noise. timm's default loader rounds a mixture to 8 bits."""
     data = Data.model_validate({"IMAGE_SIZE": [12, 20], "IMAGENET_STD": [1.0, 1.0, 1.0]})
@@ -226,7 +226,7 @@ class FixedDraws:
         self.integers = lambda *_: next(numbers)
 
 
-@pytest.mark.parametrize("size", [(15, 15), (16, 9)])
+@mark.parametrize("size", [(15, 15), (16, 9)])
 def test_boxes_of_even_and_odd_sides_equal_timms(size, monkeypatch):
     """Every side of a box, around centers at the border and inside; the shares follow from the pixels."""
     rows, columns = (np.unique(np.linspace(0, side - 1, 16).astype(int)) for side in size)
@@ -256,8 +256,8 @@ def test_probabilities_and_weights():
     rng = np.random.default_rng(0)
     mixed = [draw for draw in (mixup.draw(rng, 224, 224) for _ in range(20000)) if draw != (1, None)]
     mixup_weights = [weight for weight, box in mixed if box is None]
-    assert len(mixed) / 20000 == pytest.approx(0.6, abs=0.015)
-    assert 1 - len(mixup_weights) / len(mixed) == pytest.approx(0.3, abs=0.015)
+    assert len(mixed) / 20000 == approx(0.6, abs=0.015)
+    assert 1 - len(mixup_weights) / len(mixed) == approx(0.3, abs=0.015)
     assert stats.kstest(mixup_weights, stats.beta(0.8, 0.8).cdf).pvalue > 0.001
 
 

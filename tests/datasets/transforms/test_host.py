@@ -6,10 +6,10 @@ import math
 import random
 
 import numpy as np
-import pytest
 import torch
 from conftest import each_value, refused
 from PIL import Image
+from pytest import approx, mark
 from timm.data import create_transform
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
@@ -35,7 +35,7 @@ def transform_of(keys: dict, seed: int = 0, **train) -> HostTransform:
     return build_host_transform(Data.model_validate(keys), Train.model_validate(train), seed)
 
 
-@pytest.mark.parametrize("axis, key, other", [(-1, "HFLIP_PROB", "VFLIP_PROB"), (-2, "VFLIP_PROB", "HFLIP_PROB")])
+@mark.parametrize("axis, key, other", [(-1, "HFLIP_PROB", "VFLIP_PROB"), (-2, "VFLIP_PROB", "HFLIP_PROB")])
 def test_flip_probability(axis, key, other):
     image = torch.arange(9, dtype=torch.uint8).view(1, 3, 3)
     whole = {"IMAGE_SIZE": 3, "RANDOM_CROP_SCALE": [1, 1], "RANDOM_CROP_RATIO": [1, 1], other: 0.0}
@@ -44,10 +44,10 @@ def test_flip_probability(axis, key, other):
         crops = [transform(LazyImage(image), 0, index)[0] for index in range(2000)]
         flipped = sum(torch.equal(crop, image.flip(axis)) for crop in crops)
         assert flipped + sum(torch.equal(crop, image) for crop in crops) == 2000
-        assert flipped / 2000 == pytest.approx(probability, abs=0.04)
+        assert flipped / 2000 == approx(probability, abs=0.04)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "pixels, scale",
     [
         (np.arange(64, dtype=np.uint8).reshape(8, 8), 1),
@@ -62,7 +62,7 @@ def test_without_other_keys_the_pixels_are_the_normalized_ones_of_the_file(pixel
     crop, _ = build_eval_host_transform(data)(open_image(file.getvalue(), 3, str), 0, 0)
     shown = Normalize(data)(crop[None])[0].permute(1, 2, 0).numpy()
     expected = (pixels.reshape(8, 8, -1) * scale / 255 - 0.5) / 0.25
-    assert shown == pytest.approx(np.broadcast_to(expected, (8, 8, 3)), abs=1e-6)
+    assert shown == approx(np.broadcast_to(expected, (8, 8, 3)), abs=1e-6)
 
 
 def test_options_of_the_device_draw_nothing_from_an_earlier_operation():
@@ -78,7 +78,7 @@ def test_options_of_the_device_draw_nothing_from_an_earlier_operation():
     assert len(drawn_both[1]) == 1
 
 
-@pytest.mark.parametrize("resize", ["squash", "pad"])
+@mark.parametrize("resize", ["squash", "pad"])
 def test_training_and_validation_see_the_whole_image(resize):
     image = torch.full((3, 20, 40), 200, dtype=torch.uint8)
     keys = {"IMAGE_SIZE": 16, "RESIZE": resize, "HFLIP_PROB": 0.0, "CROP_PCT": 1.0}
@@ -93,7 +93,7 @@ def test_training_and_validation_see_the_whole_image(resize):
 SIZES = [(261, 199), (300, 12), (97, 640), (31, 33)]  # of photographs
 
 
-@pytest.mark.parametrize("size", [64, (40, 96)])
+@mark.parametrize("size", [64, (40, 96)])
 def test_timms_no_aug_squashes_in_training_only(size):
     """By the keys that docs/recipes.md names; no other box fits into the image."""
     keys = {"IMAGE_SIZE": size, "RANDOM_CROP_SCALE": [1, 1], "RANDOM_CROP_RATIO": [1e-99, 1e99], "HFLIP_PROB": 0.0}
@@ -166,9 +166,9 @@ def eval_crop(image: Tensor, **keys) -> Tensor:
     return build_eval_host_transform(Data.model_validate(keys))(LazyImage(image), 0, 0)[0]
 
 
-@pytest.mark.parametrize("resize, mode", [("crop", "center"), ("squash", "squash"), ("pad", "border")])
-@pytest.mark.parametrize("crop_pct", [0.95, 0.6])
-@pytest.mark.parametrize("size", [225, (128, 33)])
+@mark.parametrize("resize, mode", [("crop", "center"), ("squash", "squash"), ("pad", "border")])
+@mark.parametrize("crop_pct", [0.95, 0.6])
+@mark.parametrize("size", [225, (128, 33)])
 def test_the_modes_are_timms(resize, mode, crop_pct, size):
     mean = (0.485, 0.456, 0.406)  # the color of a border
     timms = create_transform(
@@ -210,7 +210,7 @@ def draw_both(height, width, scale, count):
     return own, np.array([RandomResizedCrop.get_params(image, scale, ratio) for _ in range(count)])
 
 
-@pytest.mark.parametrize("height, width, scale", [(500, 375, (0.08, 1.0)), (200, 1000, (0.5, 0.6))])
+@mark.parametrize("height, width, scale", [(500, 375, (0.08, 1.0)), (200, 1000, (0.5, 0.6))])
 def test_random_crop_box_is_distributed_as_torchvisions(height, width, scale):
     own, reference = draw_both(height, width, scale, 3000)
     assert (own >= [0, 0, 1, 1]).all()
@@ -221,7 +221,7 @@ def test_random_crop_box_is_distributed_as_torchvisions(height, width, scale):
     assert (np.abs(ours - theirs) < 0.2 * spread).all()
 
 
-@pytest.mark.parametrize("height, width", [(20, 3000), (7, 3)])
+@mark.parametrize("height, width", [(20, 3000), (7, 3)])
 def test_random_crop_box_falls_back_to_the_center(height, width):
     own, reference = draw_both(height, width, (1.0, 1.0), 3)
     assert (own == reference).all()

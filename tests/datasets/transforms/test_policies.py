@@ -7,12 +7,12 @@ from collections import Counter
 from functools import partial
 
 import numpy as np
-import pytest
 import timm.data
 import timm.data.auto_augment
 import torch
 from conftest import GREY, config_for, each_row, each_value, seeded
 from PIL import Image, ImageEnhance, ImageOps
+from pytest import approx, mark, raises
 from scipy import stats
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode, autoaugment
@@ -71,13 +71,13 @@ def test_rand_augment_draws_each_operation_equally_often(monkeypatch):
     drawn = draw(partial(rand_augment, 2, 9), 6000, _rand_augment(9, 3), monkeypatch)
     counts = Counter(name for name, *_ in drawn)
     assert len(counts) == 15
-    assert len(drawn) / 6000 == pytest.approx(2 * 0.5, abs=0.03)
+    assert len(drawn) / 6000 == approx(2 * 0.5, abs=0.03)
     assert stats.chisquare(list(counts.values())).pvalue > 0.01
     magnitudes = np.array([magnitude for _, magnitude, *_ in drawn])
     assert magnitudes.max() == 10
-    assert (magnitudes == 10).mean() == pytest.approx(stats.norm.sf(2), abs=0.01)
-    assert np.median(magnitudes) == pytest.approx(9, abs=0.03)
-    assert magnitudes[magnitudes < 10].std() == pytest.approx(stats.truncnorm(-20, 2).std() * 0.5, abs=0.02)
+    assert (magnitudes == 10).mean() == approx(stats.norm.sf(2), abs=0.01)
+    assert np.median(magnitudes) == approx(9, abs=0.03)
+    assert magnitudes[magnitudes < 10].std() == approx(stats.truncnorm(-20, 2).std() * 0.5, abs=0.02)
     assert digest_of(drawn) == "4dbce4cd746ba71b"
 
 
@@ -89,15 +89,15 @@ def test_auto_augment_draws_its_25_pairs_by_their_probabilities(monkeypatch):
         for ours, (name, probability, magnitude) in zip(pair, published, strict=True):
             assert ours.name.removesuffix("Original") == name
             assert magnitude in (ours.magnitude, None)
-            assert ours.prob == pytest.approx(probability)
+            assert ours.prob == approx(probability)
             expected[ours.name] += probability / 25
     counts = Counter(name for name, *_ in drawn)
     for name, share in expected.items():
-        assert counts[name] / 8000 == pytest.approx(share, abs=0.02), name
+        assert counts[name] / 8000 == approx(share, abs=0.02), name
     assert digest_of(drawn) == "39e0cef1d870f1be"
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@mark.parametrize("channels", [1, 3])
 def test_borders_are_gray_and_the_corners_of_a_rotation_black(channels):
     image = to_pillow(PIXELS[:channels].clamp(200))
     operations = {op.name: op for op in _rand_augment(10, channels)}
@@ -111,8 +111,8 @@ def test_borders_are_gray_and_the_corners_of_a_rotation_black(channels):
         assert not seen.keys() - {border, *range(200, 256)}
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("policy", [partial(rand_augment, 9, 10), auto_augment, partial(color_jitter, 2.0)])
+@mark.parametrize("channels", [1, 3])
+@mark.parametrize("policy", [partial(rand_augment, 9, 10), auto_augment, partial(color_jitter, 2.0)])
 def test_no_draw_fails(policy, channels):
     """Among them posterizing to 0 bits, where timm fails with Pillow 13."""
     pixels = PIXELS[:channels]
@@ -166,8 +166,8 @@ def test_precedence(options, names):
     assert [getattr(policy, "func", policy).__name__ for policy in policies] == names.split()
 
 
-@pytest.mark.parametrize("channels, keys", [(1, GREY), (3, [])])
-@pytest.mark.parametrize(
+@mark.parametrize("channels, keys", [(1, GREY), (3, [])])
+@mark.parametrize(
     "options",
     [
         {"RAND_AUGMENT": True, "RAND_AUGMENT_LAYERS": 9}, {"AUTO_AUGMENT": True}, {"AUGMENT_POLICY": "rand-n9"},
@@ -201,8 +201,8 @@ def safe_posterize(image: Image.Image, bits_to_keep: int, **_) -> Image.Image:
     return ImageOps.posterize(image, bits_to_keep) if bits_to_keep > 0 else Image.new(image.mode, image.size)
 
 
-@pytest.mark.parametrize("mode, interpolation", [("RGB", "bicubic"), ("L", "bilinear")])
-@pytest.mark.parametrize("policy", POLICIES)
+@mark.parametrize("mode, interpolation", [("RGB", "bicubic"), ("L", "bilinear")])
+@mark.parametrize("policy", POLICIES)
 def test_images_equal_timms_with_the_same_generators(policy, mode, interpolation, monkeypatch):
     for name in ("Posterize", "PosterizeIncreasing", "PosterizeOriginal"):
         monkeypatch.setitem(timm.data.auto_augment.NAME_TO_OP, name, safe_posterize)
@@ -231,7 +231,7 @@ OF_TORCHVISION = {
 }
 
 
-@pytest.mark.parametrize("policy", OF_TORCHVISION)
+@mark.parametrize("policy", OF_TORCHVISION)
 def test_images_equal_torchvisions_with_the_same_generator(policy):
     theirs = OF_TORCHVISION[policy](interpolation=InterpolationMode.BILINEAR)
     for seed in range(25):
@@ -247,9 +247,9 @@ UNREAD = (
 )
 
 
-@pytest.mark.parametrize("policy", ["", "rand-m" + "9" * 5000, *UNREAD.split()])
+@mark.parametrize("policy", ["", "rand-m" + "9" * 5000, *UNREAD.split()])
 def test_strings_that_timm_does_not_read_completely(policy):
-    with pytest.raises(ValueError):
+    with raises(ValueError):
         check_policy(policy)
 
 
@@ -263,7 +263,7 @@ augmix-m12-w2 | augmix-m10-w2
 
 @each_value(TOO_LARGE)
 def test_a_magnitude_above_the_maximum_is_answered_with_the_one_that_timm_takes(policy, written):
-    with pytest.raises(ValueError, match=f"write {written.split('-')[1]}$"):
+    with raises(ValueError, match=f"write {written.split('-')[1]}$"):
         check_policy(policy)
     check_policy(written)
     for seed in range(9) if "rand" in policy else ():  # augmix draws up to m

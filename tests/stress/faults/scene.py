@@ -8,8 +8,8 @@ from functools import cached_property
 from itertools import product
 from pathlib import Path
 
-import pytest
 from conftest import ALL_DIGITS, TINY_VIT, digits_flags
+from pytest import skip
 
 from tests.datasets.shards.tar_files import jpeg
 
@@ -20,7 +20,7 @@ ENDLESS = ["TRAIN.NUM_EPOCHS=100000", "REPORT_FREQ=1"]
 def require_mounts() -> None:
     """Skips the fault unless a process may mount a file system and set the host name for itself."""
     if os.system("unshare -rmu true 2>/dev/null"):
-        pytest.skip("users cannot mount file systems on this machine")
+        skip("users cannot mount file systems on this machine")
 
 
 def in_namespace(command: str) -> str:
