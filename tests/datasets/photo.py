@@ -6,11 +6,12 @@ import zlib
 
 import numpy as np
 import torch
+from conftest import rotated, values_of
 from PIL import Image, TiffImagePlugin
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 
-from datasets.decoding.decode import open_image
+from datasets.decoding.decode import Decoding, open_image
 
 PHOTO = Image.fromarray(load_sample_images().images[0]).crop((150, 100, 411, 299))  # 261 x 199: no multiple of 8
 
@@ -20,17 +21,30 @@ def as_tensor(image: Image.Image) -> Tensor:
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
 
 
-def decode_image(data: bytes, channels: int, name: str = "x") -> Tensor:
-    return open_image(data, channels, lambda: name).pixels
+def decode_image(data: bytes, channels: int, name: str = "x", **decoding) -> Tensor:
+    return open_image(data, channels, lambda: name, Decoding(**decoding)).pixels
 
 
-def encode(image: Image.Image, kind: str, **options) -> bytes:
+def encode(image: Image.Image, kind: str, orientation: int = 0, **options) -> bytes:
+    """options: Pillow's. orientation: of EXIF; 0: none."""
+    if orientation:
+        options["exif"] = rotated(orientation)
     image.save(stream := io.BytesIO(), kind, **options)
     return stream.getvalue()
 
 
 def jpeg(image: Image.Image = PHOTO, **options) -> bytes:
     return encode(image, "JPEG", **options)
+
+
+def photos(table: str) -> dict[str, bytes]:
+    """The photograph in files. Lines of the table: a name, Pillow's mode, the format, options of `encode`."""
+    return {name: encode(PHOTO.convert(mode), kind, **options) for name, mode, kind, options in values_of(table)}
+
+
+def with_bytes(data: bytes, start: int, new: bytes) -> bytes:
+    """The data with other bytes from `start` on."""
+    return data[:start] + new + data[start + len(new) :]
 
 
 def png16(values: np.ndarray) -> bytes:
@@ -48,7 +62,6 @@ def tiff16(
     values: np.ndarray,
     photometric: int = 2,
     is_planar: bool = False,
-    order: str = "<",
     compression: int = 1,
     extra: int = 2,
 ) -> bytes:
@@ -58,8 +71,8 @@ def tiff16(
     """
     height, width, channels = values.shape
     planes = channels if is_planar else 1
-    data = (np.moveaxis(values, -1, 0) if is_planar else values).astype(f"{order}u2").tobytes()
-    tags = TiffImagePlugin.ImageFileDirectory_v2(prefix={"<": b"II", ">": b"MM"}[order])
+    data = (np.moveaxis(values, -1, 0) if is_planar else values).astype("<u2").tobytes()
+    tags = TiffImagePlugin.ImageFileDirectory_v2(prefix=b"II")
     size = len(data) // planes
     parts = [data[start : start + size] for start in range(0, len(data), size)]
     if compression == 8:

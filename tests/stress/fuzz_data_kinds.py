@@ -73,12 +73,12 @@ def dicom_examples() -> list[bytes]:
     """Gray with and without a window, colors, and a frame that is a JPEG."""
     import pydicom
 
-    from tests.datasets.decoding.test_dicom import CASES, dicom
+    from tests.datasets.decoding.test_dicom import CASES, dicom, grey_of
 
     jpeg = image_examples()[0]
     color = np.asarray(Image.open(io.BytesIO(jpeg)))
     frame = {"syntax": pydicom.uid.JPEGBaseline8Bit, "PixelData": pydicom.encaps.encapsulate([jpeg])}
-    grey = [dicom(values, **elements) for values, elements, _ in CASES.values()]
+    grey = [grey_of(dtype, elements)[1] for dtype, elements, *_ in CASES]
     return [*grey, dicom(color, "RGB", 8), dicom(color, "YBR_FULL_422", 8, **frame)]
 
 

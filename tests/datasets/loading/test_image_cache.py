@@ -5,51 +5,42 @@ import gc
 import os
 import subprocess
 import sys
-from functools import partialmethod
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from conftest import config_for, rotated, samples_for, slow, train_batches_for
+from conftest import assert_same_state, config_for, samples_for, slow, train_batches_for
 from pytest import MonkeyPatch, fixture, mark, raises
 
 from datasets.loading import image_cache
 from datasets.loading.image_cache import open_cache
 from datasets.loading.loader import cache_images
 from datasets.sources.samples import ImageFiles
-from tests.datasets.photo import PHOTO, encode, jpeg
+from tests.datasets.photo import PHOTO, encode, jpeg, photos
 
 DAMAGED = "damaged.jpg"
 WARNED = "warned.jpg"
 NOT_KEPT = {DAMAGED, WARNED}
 
 
-def resampled(subsampling: int, factors: int) -> bytes:
-    """Colors with other sampling factors (horizontal << 4 | vertical), whose blocks have the same order."""
-    data = bytearray(jpeg(PHOTO.resize((256, 256)), subsampling=subsampling))
-    data[data.index(b"\xff\xc0") + 11] = factors
-    return bytes(data)
-
-
 PLAIN = jpeg(quality=90)
 FILES = {
-    "plain.jpg": PLAIN,
-    "progressive.jpg": jpeg(progressive=True),
-    "411.jpg": resampled(2, 0x41),
-    "440.jpg": resampled(1, 0x12),
-    "444.jpg": jpeg(subsampling=0),
-    "gray.jpg": jpeg(PHOTO.convert("L")),
-    "rotated.jpg": jpeg(exif=rotated(5)),
+    **photos("""
+plain.jpg       | RGB  | JPEG | {quality: 90}
+progressive.jpg | RGB  | JPEG | {progressive: true}
+444.jpg         | RGB  | JPEG | {subsampling: 0}
+gray.jpg        | L    | JPEG | {}
+rotated.jpg     | RGB  | JPEG | {orientation: 5}
+cmyk.jpg        | CMYK | JPEG | {}
+png.png         | RGB  | PNG  | {}
+palette.png     | P    | PNG  | {}
+webp.webp       | RGB  | WEBP | {}
+bmp.bmp         | RGB  | BMP  | {}
+"""),
     "small.jpg": jpeg(PHOTO.resize((32, 32))),
-    "png.png": encode(PHOTO, "PNG"),
-    "palette.png": encode(PHOTO.quantize(64), "PNG"),
-    "cmyk.jpg": jpeg(PHOTO.convert("CMYK")),
-    # Crops of its upper part can be decoded; crops that do not reach its end are decoded without a warning.
+    "tall.png": encode(PHOTO.crop((0, 0, 5, 199)), "PNG"),
     DAMAGED: PLAIN[: int(0.7 * len(PLAIN))] + PLAIN[-2:],
     WARNED: PLAIN[:-2] + bytes(range(1, 60)) + PLAIN[-2:],
-    "tall.png": encode(PHOTO.crop((0, 0, 5, 199)), "PNG"),
-    "webp.webp": encode(PHOTO, "WEBP"),
-    "bmp.bmp": encode(PHOTO, "BMP"),
 }
 
 
@@ -63,48 +54,43 @@ def root(tmp_path) -> Path:
     return tmp_path
 
 
-def batches(context, root: Path, workers: int, cache: str, *options: str) -> tuple[list, list[list[str]]]:
+def batches(context, root: Path, workers: int, cache: str) -> tuple[list, list[list[str]]]:
     """Images, warnings and unusable files of each batch of two epochs; the files that this process reads in each epoch.
 
     Crops have as few columns as one, or the whole height.
     """
-    given = ["-dataset=folder", f"-data_path={root}", "-batch_size=2", f"-num_workers={workers}", "-image_size=32"]
-    given += ["-opts", "TRAIN.NUM_EPOCHS=2", "DATA.ON_BAD_IMAGE=skip", "DATA.RANDOM_CROP_RATIO=[0.004, 4]"]
-    config = config_for(*given, f"DATA.CACHE={cache}", *options)
+    config = config_for(
+        "-dataset=folder", f"-data_path={root}", "-batch_size=2", f"-num_workers={workers}", "-image_size=32", "-opts",
+        "TRAIN.NUM_EPOCHS=2", "DATA.ON_BAD_IMAGE=skip", "DATA.RANDOM_CROP_RATIO=[0.004, 4]", f"DATA.CACHE={cache}",
+    )  # fmt: skip
     splits = samples_for(config, context, "train", "val")
     cache_images(splits, config.data, 2 * len(splits[0]), context)
     found = []
-    read = [[], []]
+    read = []
     read_bytes = ImageFiles.read_bytes
 
-    def noted(samples, index, files):
-        files.append(Path(samples.name(index)).name)
+    def noted(samples, index):
+        read[-1].append(Path(samples.name(index)).name)
         return read_bytes(samples, index)
 
     with MonkeyPatch.context() as patch:
+        patch.setattr(ImageFiles, "read_bytes", noted)
         loaded = iter(train_batches_for(config, splits[0], context))
-        per_epoch = len(splits[0]) // (2 * context.world_size)
-        for number in range(2 * per_epoch):
-            patch.setattr(ImageFiles, "read_bytes", partialmethod(noted, files=read[number // per_epoch]))
-            if context.world_size > 1:
-                dist.barrier()
-            batch = next(loaded)
-            found.append((batch.images.clone(), batch.samples, batch.warnings, [one.path for one in batch.bad]))
+        for _ in range(2):
+            read.append([])
+            for _ in range(len(splits[0]) // (2 * context.world_size)):
+                if context.world_size > 1:
+                    dist.barrier()
+                batch = next(loaded)
+                found.append((batch.images.clone(), batch.samples, batch.warnings, [one.path for one in batch.bad]))
     return found, read
-
-
-def assert_equal(one: list, other: list):
-    assert len(one) == len(other)
-    for (images, *facts), (of_other, *facts_of_other) in zip(one, other, strict=True):
-        assert torch.equal(images, of_other)
-        assert facts == facts_of_other
 
 
 @mark.parametrize("workers", [0, slow(2)])
 def test_batches_are_equal_and_the_second_epoch_reads_damaged_files_only(root, cpu, workers):
     expected, without = batches(cpu, root, workers, "false")
     found, read = batches(cpu, root, workers, "auto")
-    assert_equal(found, expected)
+    assert_same_state(found, expected)
     if not workers:
         assert [len(files) for files in without] == [len(FILES), len(FILES)]
         assert sorted({*read[0]}) == sorted(FILES) and {*read[1]} == NOT_KEPT
@@ -116,7 +102,7 @@ def test_ranks_share_one_cache(root, ranks):
     without = [found for found, _ in ranks(2)(batches, root, 0, "false")]
     results = ranks(2)(batches, root, 0, "true")
     for (found, read), expected in zip(results, without, strict=True):
-        assert_equal(found, expected)
+        assert_same_state(found, expected)
         assert {*read[1]} <= NOT_KEPT
     intact = [name for _, read in results for name in read[0] if name not in NOT_KEPT]
     assert sorted(intact) == sorted({*FILES} - NOT_KEPT)
@@ -128,10 +114,10 @@ def test_images_that_do_not_fit_are_read_from_their_files(root, cpu, monkeypatch
     expected, _ = batches(cpu, root, 0, "false")
     monkeypatch.setattr(image_cache, "available_bytes", lambda: free)
     found, read = batches(cpu, root, 0, "auto")
-    assert_equal(found, expected)
+    assert_same_state(found, expected)
     assert len(read[1]) == len(FILES)
     found, read = batches(cpu, root, 0, "true")
-    assert_equal(found, expected)
+    assert_same_state(found, expected)
     assert (len({*read[1]}) < len(FILES)) == (free > 10**5)
 
 
@@ -142,7 +128,7 @@ def test_a_cache_stops_growing_where_memory_is_scarce(root, cpu, monkeypatch):
     monkeypatch.setattr(image_cache, "_CHECKED_BYTES", 2**18)
     monkeypatch.setattr(image_cache, "available_bytes", lambda: next(answers, 0))
     found, read = batches(cpu, root, 0, "auto")
-    assert_equal(found, expected)
+    assert_same_state(found, expected)
     assert 0 < len({*read[1]} - NOT_KEPT) < len({*FILES} - NOT_KEPT)
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import timm.data.mixup as timm_mixup
@@ -133,16 +134,13 @@ def batch_of(count: int) -> tuple[Tensor, Tensor]:
     return torch.randn((count, 3, 12, 20), generator=generator), torch.arange(count) % 5
 
 
-class Timm(timm_mixup.Mixup):
+def timms(kind: type[timm_mixup.Mixup], weight, box, monkeypatch) -> timm_mixup.Mixup:
     """timm's class with our draw in place of its own."""
-
-    def __init__(self, weight, box, monkeypatch):
-        super().__init__(mixup_alpha=1.0, cutmix_alpha=1.0, mode="batch", label_smoothing=0.0, num_classes=5)
-        self.parameters = (0.5 if box else weight), box is not None
-        monkeypatch.setattr(timm_mixup, "cutmix_bbox_and_lam", lambda shape, lam, **_: (box, weight))
-
-    def _params_per_batch(self):
-        return self.parameters
+    mixup = kind(mixup_alpha=1.0, cutmix_alpha=1.0, mode="batch", label_smoothing=0.0, num_classes=5)
+    parameters = (0.5 if box else weight), box is not None
+    monkeypatch.setattr(mixup, "_params_per_batch", lambda: parameters)
+    monkeypatch.setattr(timm_mixup, "cutmix_bbox_and_lam", lambda shape, lam, **_: (box, weight))
+    return mixup
 
 
 def test_targets_of_several_labels_are_mixed_linearly():
@@ -178,7 +176,7 @@ def test_images_and_targets_equal_timms(kind, monkeypatch):
     for seed in range(40):
         torch.manual_seed(seed)
         ours, our_targets = mixup(images.clone(), targets, 0)
-        theirs, their_targets = Timm(*drawn[-1], monkeypatch)(images.clone(), targets)
+        theirs, their_targets = timms(timm_mixup.Mixup, *drawn[-1], monkeypatch)(images.clone(), targets)
         if our_targets.ndim == 1:  # an unmixed batch keeps its labels
             our_targets = torch.nn.functional.one_hot(our_targets, 5).float()
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
@@ -202,12 +200,10 @@ def test_the_order_of_erasing_and_mixup_is_the_one_of_timms_loaders(is_last, box
     ours, our_targets = transform(Batch(images.clone(), targets, 8, {"erase": drawn}))
 
     random.seed(5)
-    mixup = Timm(weight, box, monkeypatch)
     erasing = RandomErasing(0.7, mode="pixel", device="cpu")
+    mixup = timms(timm_mixup.FastCollateMixup if is_last else timm_mixup.Mixup, weight, box, monkeypatch)
     if is_last:
-        monkeypatch.setattr(timm_mixup.FastCollateMixup, "_params_per_batch", lambda self: mixup.parameters)
-        collate = timm_mixup.FastCollateMixup(mode="batch", label_smoothing=0.0, num_classes=5)
-        mixed, their_targets = collate([*zip(images.numpy(), targets.tolist(), strict=True)])
+        mixed, their_targets = mixup([*zip(images.numpy(), targets.tolist(), strict=True)])
         theirs = erasing(Normalize(data)(mixed))
     else:
         theirs, their_targets = mixup(erasing(Normalize(data)(images)), targets)
@@ -216,14 +212,10 @@ def test_the_order_of_erasing_and_mixup_is_the_one_of_timms_loaders(is_last, box
     torch.testing.assert_close(our_targets, their_targets, rtol=1e-6, atol=1e-6)
 
 
-class FixedDraws:
-    """Draws this weight, and the center of a CutMix box."""
-
-    def __init__(self, weight, center):
-        self.beta = lambda *_: weight
-        self.random = lambda: 0.0
-        numbers = iter(center)
-        self.integers = lambda *_: next(numbers)
+def in_turn(*values):
+    """A function that returns one after the other."""
+    waiting = iter(values)
+    return lambda *_, **__: next(waiting)
 
 
 @mark.parametrize("size", [(15, 15), (16, 9)])
@@ -233,10 +225,11 @@ def test_boxes_of_even_and_odd_sides_equal_timms(size, monkeypatch):
     mixup = mixup_of({"CUTMIX_ALPHA": 1.0})
     for side, *center in itertools.product(range(size[0]), rows.tolist(), columns.tolist()):
         weight = 1 - ((side + 0.5) / size[0]) ** 2
-        drawn = iter(center)  # timm draws the row, then the column
-        monkeypatch.setattr(timm_mixup.np.random, "randint", lambda *_, drawn=drawn, **__: next(drawn))
+        numbers = in_turn(*center, *center)  # timm draws the row, then the column
+        monkeypatch.setattr(timm_mixup.np.random, "randint", numbers)
         box, share = timm_mixup.cutmix_bbox_and_lam((3, *size), weight)
-        assert mixup.draw(FixedDraws(weight, center), *size) == (share, tuple(map(int, box)))
+        rng = SimpleNamespace(beta=in_turn(weight), random=in_turn(0.0), integers=numbers)
+        assert mixup.draw(rng, *size) == (share, tuple(map(int, box)))
 
 
 def test_boxes_of_a_range_of_sides():

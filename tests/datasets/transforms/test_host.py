@@ -1,7 +1,6 @@
 """Host transforms: functions of (seed, epoch, sample index); crops and resizing as of Pillow and torchvision."""
 
 import hashlib
-import io
 import math
 import random
 
@@ -10,6 +9,7 @@ import torch
 from conftest import each_value, refused
 from PIL import Image
 from pytest import approx, mark
+from scipy import stats
 from timm.data import create_transform
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
@@ -27,7 +27,7 @@ from datasets.transforms.host import (
     random_crop_box,
     resize,
 )
-from tests.datasets.photo import PHOTO, as_tensor
+from tests.datasets.photo import PHOTO, as_tensor, encode
 
 
 def transform_of(keys: dict, seed: int = 0, **train) -> HostTransform:
@@ -47,21 +47,20 @@ def test_flip_probability(axis, key, other):
         assert flipped / 2000 == approx(probability, abs=0.04)
 
 
-@mark.parametrize(
-    "pixels, scale",
-    [
-        (np.arange(64, dtype=np.uint8).reshape(8, 8), 1),
-        (np.arange(192, dtype=np.uint8).reshape(8, 8, 3), 1),
-        (np.arange(0, 2**16, 1028, np.uint16).reshape(8, 8), 1 / 257),
-    ],
-)
-def test_without_other_keys_the_pixels_are_the_normalized_ones_of_the_file(pixels, scale):
+@each_value("""
+dtype | shape
+uint8 | [8, 8]
+uint8 | [8, 8, 3]
+uint16 | [8, 8]
+""")
+def test_without_other_keys_the_pixels_are_the_normalized_ones_of_the_file(dtype, shape):
     """Each later key of the preprocessing has a neutral default: weights of before do not have it."""
     data = Data(IMAGE_SIZE=8, CROP_PCT=1.0, IMAGENET_MEAN=[0.5] * 3, IMAGENET_STD=[0.25] * 3)
-    Image.fromarray(pixels).save(file := io.BytesIO(), "PNG")
-    crop, _ = build_eval_host_transform(data)(open_image(file.getvalue(), 3, str), 0, 0)
+    levels = np.resize(np.arange(0, 256, 4), shape)
+    pixels = (levels * (np.iinfo(dtype).max // 255)).astype(dtype)
+    crop, _ = build_eval_host_transform(data)(open_image(encode(Image.fromarray(pixels), "PNG"), 3, str), 0, 0)
     shown = Normalize(data)(crop[None])[0].permute(1, 2, 0).numpy()
-    expected = (pixels.reshape(8, 8, -1) * scale / 255 - 0.5) / 0.25
+    expected = (levels.reshape(8, 8, -1) / 255 - 0.5) / 0.25
     assert shown == approx(np.broadcast_to(expected, (8, 8, 3)), abs=1e-6)
 
 
@@ -125,7 +124,6 @@ def test_draws_equal_those_of_earlier_versions(monkeypatch):
         for number in range(200):
             pixels, (erased,) = transform(LazyImage(columns), number % 3, 1000 * number, number % 2)
             drawn.append((boxes.pop(), bool(pixels[0, 0, 0] > pixels[0, 0, -1]), erased))
-    assert drawn[0] == ((20, 56, 320, 383), False, None)
     assert drawn[-1] == ((162, 235, 163, 180), True, [(1, 1, 6, 3)])
     assert hashlib.blake2b(repr(drawn).encode(), digest_size=8).hexdigest() == "dc032e5521afe328"
 
@@ -215,10 +213,8 @@ def test_random_crop_box_is_distributed_as_torchvisions(height, width, scale):
     own, reference = draw_both(height, width, scale, 3000)
     assert (own >= [0, 0, 1, 1]).all()
     assert (own[:, :2] + own[:, 2:] <= [height, width]).all()
-    spread = reference.std(axis=0) + 0.5
-    assert (np.abs(own.mean(axis=0) - reference.mean(axis=0)) < 0.1 * spread).all()
-    ours, theirs = (np.quantile(boxes, (0.1, 0.5, 0.9), axis=0) for boxes in (own, reference))
-    assert (np.abs(ours - theirs) < 0.2 * spread).all()
+    for ours, theirs in zip(own.T, reference.T, strict=True):
+        assert stats.ks_2samp(ours, theirs).pvalue > 0.01
 
 
 @mark.parametrize("height, width", [(20, 3000), (7, 3)])
