@@ -212,12 +212,6 @@ def test_the_order_of_erasing_and_mixup_is_the_one_of_timms_loaders(is_last, box
     torch.testing.assert_close(our_targets, their_targets, rtol=1e-6, atol=1e-6)
 
 
-def in_turn(*values):
-    """A function that returns one after the other."""
-    waiting = iter(values)
-    return lambda *_, **__: next(waiting)
-
-
 @mark.parametrize("size", [(15, 15), (16, 9)])
 def test_boxes_of_even_and_odd_sides_equal_timms(size, monkeypatch):
     """Every side of a box, around centers at the border and inside; the shares follow from the pixels."""
@@ -225,10 +219,10 @@ def test_boxes_of_even_and_odd_sides_equal_timms(size, monkeypatch):
     mixup = mixup_of({"CUTMIX_ALPHA": 1.0})
     for side, *center in itertools.product(range(size[0]), rows.tolist(), columns.tolist()):
         weight = 1 - ((side + 0.5) / size[0]) ** 2
-        numbers = in_turn(*center, *center)  # timm draws the row, then the column
-        monkeypatch.setattr(timm_mixup.np.random, "randint", numbers)
+        drawn = iter(2 * center)  # timm draws the row, then the column
+        monkeypatch.setattr(timm_mixup.np.random, "randint", lambda *_, drawn=drawn, **__: next(drawn))
         box, share = timm_mixup.cutmix_bbox_and_lam((3, *size), weight)
-        rng = SimpleNamespace(beta=in_turn(weight), random=in_turn(0.0), integers=numbers)
+        rng = SimpleNamespace(beta=lambda *_, weight=weight: weight, random=lambda: 0.0, integers=np.random.randint)
         assert mixup.draw(rng, *size) == (share, tuple(map(int, box)))
 
 
