@@ -36,6 +36,8 @@ png.png         | RGB  | PNG  | {}
 palette.png     | P    | PNG  | {}
 webp.webp       | RGB  | WEBP | {}
 bmp.bmp         | RGB  | BMP  | {}
+gif.gif         | P    | GIF  | {}
+ppm.ppm         | RGB  | PPM  | {}
 """),
     "small.jpg": jpeg(PHOTO.resize((32, 32))),
     "tall.png": encode(PHOTO.crop((0, 0, 5, 199)), "PNG"),
