@@ -165,7 +165,7 @@ REFUSED = {  # a part of the error: the file
     "is not an image": b"\x80\x04cos\nsystem\n.",
     "9300 x 9300 pixels": flat(9300, 9300),
     "56540 x 56540 pixels": with_bytes(jpeg(), SIZE_OF_FRAME, b"\xdc\xdc" * 2),
-    "a part of its data is missing": with_bytes(jpeg(), 9000, bytes(len(jpeg()) - 9000)),
+    "a part of its data is missing": jpeg()[:9000] + bytes(99_999),
     "too many scans": scan_bomb(),
     "16384 x 16384 pixels": with_bytes(ANIMATION, 24, b"\xff\x3f\x00" * 2),
     "99999 x 99999 pixels": b"P6 99999 99999 255\n",
