@@ -6,27 +6,45 @@ import shlex
 
 import numpy as np
 import pytest
-from conftest import CPU, config_for, read_samples
+from conftest import CPU, config_for, line_of, read_samples
 from PIL import Image
 
 from configs.schema import Data
 from datasets import reading
 from datasets.recognition import recognize_dataset
 from datasets.sources.checks import check_files
+from datasets.sources.split import History, RunSplit, as_read_before
 from tests.datasets.shards.tar_files import jpeg, tar_of
 from utils.errors import UserError
 
 
-def options(path, **values) -> Data:
-    """The section DATA of a run with batches of one image."""
-    given = {key.upper(): value for key, value in values.items()}
-    return Data.model_validate({"DATA_PATH": str(path), "BATCH_SIZE": 1} | given)
+def options(given, **values) -> Data:
+    """The section DATA of a run with batches of one image. given: DATA_PATH, or a section that is changed."""
+    if isinstance(given, Data):
+        return given.changed(**values)
+    keys = {key.upper(): value for key, value in values.items()}
+    return Data.model_validate({"DATA_PATH": str(given), "BATCH_SIZE": 1} | keys)
 
 
-def read_splits(data: Data):
-    """The samples of train, val, and test if it has labels, of the data set that is recognized."""
+def read(given, *splits, known=None, num_classes=None, **values):
+    """The samples of the data set that is recognized, of these splits or of train, val, and test if it has labels.
+
+    given, values: as of `options`, with more of `Wanted`. The first samples have the notes of all.
+    """
+    how = {key: value for key, value in values.items() if key not in Data.model_fields}
+    data = options(given, **{key: value for key, value in values.items() if key not in how})
     data = recognize_dataset(data, CPU)
-    return read_samples(data, None, CPU, "train", "val", with_test=True, is_new=True)
+    if not splits:
+        how = {"with_test": True, "is_new": True} | how
+        if not how["is_new"]:
+            data = as_read_before(data, known or RunSplit(0, 0.1, ()))
+    return read_samples(data, num_classes, CPU, *(splits or ("train", "val")), history=History(known), **how)
+
+
+def answers_to(given, value="", **values) -> list[Data]:
+    """The options of each answer to the question in which `read` ends. value: what only a person knows."""
+    data = options(given, **values)
+    return typed(line_of(read, data).replace("VALUE", value), data)
 
 
 def write_image(path, pixels=None, colour=(200, 30, 40), size=(12, 9)):
@@ -103,6 +121,14 @@ def write_table(path, rows, header="image_path,target"):
     """A table in text, perhaps without a header. rows: lines with the cells of each."""
     path.parent.mkdir(exist_ok=True)
     path.write_text("\n".join([*filter(None, [header]), *rows, ""]))
+
+
+def write_rows(file, images, header, row, **values):
+    """Images beside a table, and the row of each in it, as of `rows_of`; returns its file."""
+    paths = expand(images) if isinstance(images, str) else images
+    tree(file.parent, *paths)
+    write_table(file, rows_of(row, paths, **values), header)
+    return file
 
 
 def write_set(root, images, tables, values, **_):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from conftest import each_row, line_of
-from source_helpers import classes_of, expand, options, read_splits, rows_of, tree, typed, write_table
+from source_helpers import answers_to, classes_of, expand, options, read, rows_of, tree, typed, write_table
 
 from datasets.sources.tables.columns import likely_columns
 from datasets.sources.tables.files import open_table
@@ -55,14 +55,14 @@ def test_a_table_beside_the_folders_is_an_answer(name, images, table, header, ro
     paths = expand(images)
     given = write(tmp_path, paths)
     write_table(tmp_path / table, rows_of(row, paths, **VALUES), header)
-    of_table, *of_folders = typed(line_of(read_splits, given), given)
-    found = classes_of(*read_splits(of_table))
+    of_table, *of_folders = answers_to(given)
+    found = classes_of(*read(of_table))
     expected = ["0", "1"] * 12 if name == "a list" else LABELS
     assert len(found) == len(paths)
     for path, label in found.items():
         (number,) = (number for number, image in enumerate(paths) if image.endswith(path))
         assert label == expected[number]
-    assert [len(read_splits(one)[0].class_names) for one in of_folders] == [*map(int, classes.split())]
+    assert [len(read(one)[0].class_names) for one in of_folders] == [*map(int, classes.split())]
 
 
 @each_row(NO_WORD)
@@ -70,7 +70,7 @@ def test_a_table_that_adds_nothing_is_not_mentioned(name, table, header, row, tm
     paths = expand(PATIENTS)
     given = write(tmp_path, paths)
     write_table(tmp_path / table, rows_of(row, paths, **VALUES), header)
-    train, _ = read_splits(given)
+    train, _ = read(given)
     assert len(train.class_names) == 6
     assert not [note for note in train.notes if note.kind != "log"]
 
@@ -93,7 +93,7 @@ def test_classes_in_the_folders_of_folders(name, parts, number, tmp_path):
     images = [f"{folder}/{folder.replace('/', '_')}_{place}.jpg" for folder in expand(parts) for place in range(4)]
     given = write(tmp_path, images)
     try:
-        train, *_ = read_splits(given)
+        train, *_ = read(given)
         (text,) = [note.text for note in train.notes if note.kind != "log"]
     except UserError as error:
         text = str(error)
@@ -101,7 +101,7 @@ def test_classes_in_the_folders_of_folders(name, parts, number, tmp_path):
     assert len(advised) == bool(number)
     assert not any(one.data_path != str(tmp_path) for one in typed(text, given))
     for one in advised:
-        classes = classes_of(*read_splits(one))
+        classes = classes_of(*read(one))
         assert len({*classes.values()}) == int(number)
         assert all(path.split("/")[-2] == classes[path] for path in classes)
 
@@ -121,9 +121,9 @@ def test_a_row_of_several_images_is_an_answer(name, folders, header, row, path, 
     names = [part + "/" * (name != "BBBC021") for part in folders.split()]
     given = write(tmp_path, [f"{part}{number}.jpg" for part in names for number in range(12)])
     write_table(tmp_path / "pairs.csv", [row.format(number, LABELS[number]) for number in range(12)], header)
-    advised = typed(line_of(read_splits, given), given)[0]
+    advised = answers_to(given)[0]
     assert advised.columns["path"] == path
-    for image, label in classes_of(*read_splits(advised)).items():
+    for image, label in classes_of(*read(advised)).items():
         assert label == LABELS[int(re.findall(r"\d+", image)[-1])]
 
 
@@ -154,9 +154,9 @@ def test_a_large_table_near_the_images_is_read_if_a_part_of_it_names_them(is_las
     file = tmp_path / "trips.csv"
     write_table(file, rows, "day,image,label,fare")
     if is_last is None:
-        read_splits(given)  # imports modules
+        read(given)  # imports modules
         before = bytes_read()
-        assert len(read_splits(given)[0].class_names) == 2
+        assert len(read(given)[0].class_names) == 2
         assert bytes_read() - before < file.stat().st_size / 4
     else:
-        assert "trips.csv" in line_of(read_splits, given)
+        assert "trips.csv" in line_of(read, given)

@@ -8,15 +8,15 @@ import re
 import pytest
 from conftest import ROOT, code_of, each_row, line_of, told
 from source_helpers import (
+    answers_to,
     classes_of,
     expand,
     groups_apart,
     names_of,
     options,
-    read_splits,
+    read,
     rows_of,
     tree,
-    typed,
     write_set,
     write_table,
 )
@@ -72,13 +72,13 @@ def test_a_package_is_a_question_and_the_code_of_the_page_makes_its_table(rows, 
     given = package(rows)
     others = [options(tmp_path / "p1/media.csv"), options(tmp_path / "p1", dataset="csv")]
     for data in (given, *others):
-        assert "docs/data.md#camera-traps" in line_of(read_splits, data)
+        assert "docs/data.md#camera-traps" in line_of(read, data)
     table_of(given, "Camera traps")
-    splits = read_splits(options(tmp_path / "p1/images.csv", groups="eventID"))
+    splits = read(tmp_path / "p1/images.csv", groups="eventID")
     assert classes_of(*splits) == dict(zip(FILES, rows_of("{species}", FILES, **VALUES), strict=True))
     assert sum(groups_apart(*splits)) == 10
-    assert read_splits(given.changed(class_folders=True))[0].class_names == ["site0", "site1"]
-    assert "p1: is a Camera Trap Data Package" in line_of(read_splits, options(tmp_path))
+    assert read(given.changed(class_folders=True))[0].class_names == ["site0", "site1"]
+    assert "p1: is a Camera Trap Data Package" in line_of(read, tmp_path)
 
 
 def test_kinds_several_species_videos_and_remote_images_of_a_package(package, tmp_path):
@@ -90,14 +90,14 @@ def test_kinds_several_species_videos_and_remote_images_of_a_package(package, tm
     media[1] = media[1].replace(FILES[1], "https://multimedia.agouti.eu/assets/1/file")
     media[40] = media[40].replace("image/jpeg", "video/mp4")
     table_of(package(rows, media), "Camera traps")
-    splits = read_splits(options(tmp_path / "p1/images.csv", multi_label=True))
+    splits = read(tmp_path / "p1/images.csv", multi_label=True)
     assert sum(map(len, splits)) == 38
     assert sum(samples.targets.sum() for samples in splits) == 39
     assert splits[0].class_names == sorted([*SPECIES, "Sus scrofa", "blank"])
 
 
 def test_a_package_of_another_version_is_folders(package):
-    assert "Camera Trap" not in line_of(read_splits, package(ROWS, version="0.6"))
+    assert "Camera Trap" not in line_of(read, package(ROWS, version="0.6"))
 
 
 # Of each program: images; its tables, their header and the row of each image; columns in the question, and the class
@@ -164,13 +164,13 @@ def test_the_question_has_a_command_for_each_label(program, tmp_path):
     one_set = FAR[program]
     paths = write_set(tmp_path, **one_set)
     given = options(tmp_path)
-    ways = [one for one in typed(line_of(read_splits, given), given) if one.columns]
+    ways = [one for one in answers_to(given) if one.columns]
     assert [[one.columns["path"], one.columns["label"]] for one in ways] == [asked[:2] for asked in one_set["asked"]]
     for one, (*_, label) in zip(ways, one_set["asked"], strict=True):
         labels = rows_of(label, paths, **one_set["values"])
         found = dict(zip(names_of(unlabelled(one.data_path, one)), labels, strict=True))
         expected = {path: label for path, label in found.items() if label or one.multi_label}
-        assert classes_of(*read_splits(one)) == expected
+        assert classes_of(*read(one)) == expected
 
 
 JOINED = r"""
@@ -187,12 +187,12 @@ def test_two_tables_are_a_question_and_the_code_of_the_page_makes_one(program, f
     pytest.importorskip("pandas")
     paths = write_set(tmp_path, **FAR[program])
     first, second = files.split()
-    message = line_of(read_splits, options(tmp_path / "images"))
+    message = line_of(read, tmp_path / "images")
     assert f"{first} and {second}, which share the column '{on}'" in message
     table_of(options(tmp_path), "Joined tables", **{"multimedia.txt": first, "occurrence.txt": second, "gbifID": on})
     ((path, label, class_of),) = FAR[program]["asked"]
     data = options(tmp_path / "joined.csv", columns={"path": path, "label": label})
-    found = classes_of(*read_splits(data.changed(multi_label=program == "Yelp")))
+    found = classes_of(*read(data.changed(multi_label=program == "Yelp")))
     labels = rows_of(class_of, paths, **FAR[program]["values"])
     assert {name[-11:]: label for name, label in found.items()} == dict(
         zip([one[-11:] for one in paths], labels, strict=True)
@@ -210,11 +210,11 @@ def test_boxes_of_megadetector_are_named_and_the_way_on_trains_on_them(tmp_path,
     )
     images = [{"file": path, "detections": boxes[n % 4]} for n, path in enumerate(sites)]
     (tmp_path / "DIR/detections.json").write_text(json.dumps({"images": images, **names}, indent=1))
-    (note,) = told(read_splits(options(tmp_path / "DIR"))[0].notes, "MegaDetector", "screen")
+    (note,) = told(read(tmp_path / "DIR")[0].notes, "MegaDetector", "screen")
     assert "detections.json" in note
     (code,) = re.findall(r"```python\n([^`]*detections.json.*?)```", (ROOT / "docs/data.md").read_text(), re.S)
     monkeypatch.chdir(tmp_path)
     exec(code, {})
-    found = classes_of(*read_splits(options(tmp_path / "DIR/labels.csv")))
+    found = classes_of(*read(tmp_path / "DIR/labels.csv"))
     assert found == {path: "fox" if n % 4 == 1 else "empty" for n, path in enumerate(sites)}
-    assert "docs/data.md#labels-in-json" in line_of(read_splits, options(tmp_path / "DIR/detections.json"))
+    assert "docs/data.md#labels-in-json" in line_of(read, tmp_path / "DIR/detections.json")

@@ -6,11 +6,10 @@ import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import CPU, each_row, line_of, read_samples, told
-from source_helpers import IMAGE, expand, labels_of, options, rows_of, tree, typed, write_table
+from conftest import each_row, line_of, told
+from source_helpers import IMAGE, expand, labels_of, options, read, rows_of, tree, typed, write_table
 
 from configs.yaml_io import parse_value
-from datasets.recognition import recognize_dataset
 from datasets.sources.checks import digest_of
 from datasets.sources.samples import UNKNOWN
 
@@ -32,12 +31,9 @@ def table(tmp_path):
     return write
 
 
-def read(path, columns=None, multi_label=True, **values):
-    """The splits, with all notes in the first one."""
-    if isinstance(columns, str):
-        columns = parse_value(columns)
-    given = options(path, columns=columns, multi_label=multi_label, **values)
-    return read_samples(recognize_dataset(given, CPU), None, CPU, "train", "val")
+def read_labels(path, columns=None, multi_label=True, **values):
+    columns = parse_value(columns) if isinstance(columns, str) else columns
+    return read(path, columns=columns, multi_label=multi_label, **values)
 
 
 def target_of(splits, path):
@@ -65,7 +61,7 @@ true,10%,positive | , cells: {10%: 0, Positive: 1} | 1 0 1
 
 @each_row(MEANT)
 def test_a_cell_is_0_or_1_or_it_is_named(cells, more, target, table):
-    splits = read(table(cells), LISTED % more)
+    splits = read_labels(table(cells), LISTED % more)
     assert target_of(splits, "12.png") == [*map(int, target.split())]
     assert splits[0].class_names == NAMES
     assert len(told(splits[0].notes, "yes is 1")) == ("yes" in cells)
@@ -90,25 +86,25 @@ def test_other_cells_are_counted_and_each_way_on_works(last, parts, ways, is_adv
     rows = last.split(" & ")
     file = table(*rows)
     columns = parse_value(LISTED % "")
-    line = line_of(read, file, columns, multi_label)
+    line = line_of(read_labels, file, columns, multi_label)
     assert len(line) < 800
     assert all(part in line for part in parts.split("; "))
     given = typed(line, options(file, multi_label=multi_label, columns=columns))
     assert len(given) == int(ways)
     for way in given:
         assert way.multi_label == (multi_label or "cells" in way.columns)
-        splits = read(file, way.columns)
+        splits = read_labels(file, way.columns)
         assert splits[0].class_names == NAMES
         assert sum(map(len, splits)) == len(PLAIN) + len(rows)
-    for way in typed(line_of(read, file, None, False), options(file)) if is_advised == "true" else ():
-        assert read(file, way.columns)[0].class_names == NAMES
+    for way in typed(line_of(read_labels, file, None, False), options(file)) if is_advised == "true" else ():
+        assert read_labels(file, way.columns)[0].class_names == NAMES
 
 
 def test_columns_of_yes_and_no_are_columns_of_labels(tmp_path):
     images = expand("{0..11}.png")
     file = tree(tmp_path, *images) / "all.csv"
     write_table(file, rows_of("{path},{cells}", images, cells=["no,yes", "yes,no"]), "image,ant,bee")
-    splits = read(file)
+    splits = read_labels(file)
     assert splits[0].class_names == ["ant", "bee"]
     assert target_of(splits, "1.png") == [1, 0]
 
@@ -121,10 +117,10 @@ def test_parquet_and_json_lines(tmp_path):
     pandas.DataFrame({"image": images} | cells).to_json(tmp_path / "all.jsonl", orient="records", lines=True)
     pq.write_table(pa.table({"image": [IMAGE] * 20} | cells), tmp_path / "hub/all.parquet")
     for file, first in ((tmp_path / "all.jsonl", "0.png"), (tmp_path / "hub/all.parquet", "all.parquet:0")):
-        line = line_of(read, file, LISTED % "")
+        line = line_of(read_labels, file, LISTED % "")
         assert "20 of 60 cells" in line
         columns = LISTED % ", threshold: 0.5, cells: {'': 0}"
-        splits = read(file, columns)
+        splits = read_labels(file, columns)
         assert splits[0].class_names == NAMES
         assert target_of(splits, first) == [1, 1, 0]
 
@@ -133,15 +129,15 @@ def test_unknown_cells_are_logged_and_stay_unknown(table):
     """Merged classes: one label is enough; else one unknown cell; the digest of the data is another one."""
     file = table("?,1,0", "?,0,0", "?,?,1", "0,0,1")
     columns = LISTED % ", cells: {'?': null}"
-    splits = read(file, columns)
+    splits = read_labels(file, columns)
     shown = "\n".join(told(splits[0].notes, "that are unknown"))
     assert sum(map(int, re.findall(r"'ant' (\d+)", shown))) == 3
     assert sum(map(int, re.findall(r"'bee' (\d+)", shown))) == 1
     assert sum(samples.class_counts(3) for samples in splits).tolist() == [6, 4, 5]
-    merged = read(file, columns, rename={"ant": "insect", "bee": "insect"})
+    merged = read_labels(file, columns, rename={"ant": "insect", "bee": "insect"})
     found = [target_of(merged, f"{number}.png") for number in (12, 13, 14, 15)]
     assert found == [[1, 0], [UNKNOWN, 0], [UNKNOWN, 1], [0, 1]]
-    as_zero = read(file, columns.replace("null", "0"))
+    as_zero = read_labels(file, columns.replace("null", "0"))
     assert digest_of(as_zero[0]) != digest_of(splits[0])
 
 
@@ -151,9 +147,9 @@ WRONG = ["{cells: {x: 1}}", "{label: ant, threshold: 1}", LISTED % ", cells: {x:
 @pytest.mark.parametrize("columns", [*WRONG, LISTED % ", threshold: high"])
 def test_wrong_options(columns, table):
     with pytest.raises(ValueError, match=r"COLUMNS: (cells|threshold)"):
-        read(table(), columns)
+        read_labels(table(), columns)
 
 
 def test_a_threshold_does_not_decide_about_minus_one(table):
     """-1 is unknown in many tables."""
-    assert "'-1' (1)" in line_of(read, table("-1,0.2,0.7"), LISTED % ", threshold: 0.5")
+    assert "'-1' (1)" in line_of(read_labels, table("-1,0.2,0.7"), LISTED % ", threshold: 0.5")

@@ -17,18 +17,7 @@ import test_known_sets
 import test_labels
 import test_tables
 from conftest import cells_of
-from source_helpers import (
-    COMMAND,
-    expand,
-    names_of,
-    options,
-    read_splits,
-    rows_of,
-    tree,
-    typed,
-    write_set,
-    write_table,
-)
+from source_helpers import COMMAND, expand, names_of, options, read, rows_of, tree, typed, write_set, write_table
 from test_trees import REFUSED, TRAINED
 
 from configs.yaml_io import parse_value
@@ -239,10 +228,10 @@ def facts_of(root, splits):
     return "; ".join(parts)
 
 
-def read(root, data):
+def found_in(root, data):
     """The facts, None of a question; the texts with options; and the answers to the question."""
     try:
-        splits = read_splits(data)
+        splits = read(data)
     except UserError as error:
         answers = getattr(error.__cause__ or error, "answers", [])
         return None, str(error), [one for one in answers if "VALUE" not in one.options]
@@ -261,13 +250,13 @@ def lines_of(root):
     """Of each data set, and of each option that is printed, typed: it reads what the answer in the question reads."""
     for name, data in readings(root):
         place = root / Path(data.data_path).relative_to(root).parts[0]
-        facts, text, answers = read(place, data)
+        facts, text, answers = found_in(place, data)
         yield f"{name} | {facts or 'asks'}"
         options_in = re.findall(COMMAND, text)
         for words, given in zip(options_in, typed(text, data), strict=True):
             changes = {key: getattr(given, key) for key in sorted(given.model_fields_set)}
             shown = {key: value for key, value in changes.items() if value != getattr(data, key)}
-            found, _, _ = read(place, given)
+            found, _, _ = found_in(place, given)
             yield f"{name}, {str(shown).replace(str(place), 'DIR')} | {found or 'asks'}"
             is_known = not re.search(NO_ANSWERS, words)
             assert not found or is_known or facts

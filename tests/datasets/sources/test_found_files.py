@@ -18,7 +18,7 @@ from source_helpers import (
     expand,
     names_of,
     options,
-    read_splits,
+    read,
     rows_of,
     tree,
     write_classes,
@@ -119,10 +119,10 @@ def test_paths_are_decoded_only_for_a_table_beside_them(tmp_path, monkeypatch):
     decoded = []
     strings = PackedStrings.__iter__
     monkeypatch.setattr(PackedStrings, "__iter__", lambda self: decoded.append(len(self)) or strings(self))
-    read_splits(options(tmp_path))
+    read(tmp_path)
     assert decoded == []
     (tmp_path / "labels.csv").write_text("image,label\n0.jpg,x\n")
-    read_splits(options(tmp_path))
+    read(tmp_path)
     assert decoded == [6]
 
 
@@ -131,7 +131,7 @@ def test_paths_are_decoded_only_for_a_table_beside_them(tmp_path, monkeypatch):
 def test_a_list_of_test_images_beside_class_folders_is_named(images, line, is_named, tmp_path):
     tree(tmp_path, images)
     (tmp_path / "test_list.txt").write_text(f"{line}\n")
-    assert bool(told(read_splits(options(tmp_path))[0].notes, "not read", "warning")) == is_named
+    assert bool(told(read(tmp_path)[0].notes, "not read", "warning")) == is_named
 
 
 def test_files_that_are_not_read_are_counted_by_ending_with_an_example(tmp_path):
@@ -179,7 +179,7 @@ x.zarr/{zarr.json,images/{zarr.json,0.0}}! | 3 Zarr .*#images-in-arrays
 def test_a_folder_of_a_format_that_is_not_read_says_so(tmp_path, files, text):
     tree(tmp_path, files)
     with refused(text) as error:
-        read_splits(options(tmp_path))
+        read(tmp_path)
     assert ("convert images" in str(error.value)) == ("convert images" in text)
     with refused(text):
         unlabelled(str(tmp_path), Data())
@@ -192,12 +192,12 @@ def test_archives_of_one_class_each_are_unpacked_by_the_loop_of_the_error(tmp_pa
     for wnid in ("n01440764", "n01443537"):
         files = {f"{wnid}_{number}.JPEG": tar_files.jpeg(number) for number in range(5)}
         (root / f"{wnid}.tar").write_bytes(tar_files.tar_of(files))
-    errors = [line_of(read_splits, options(root)), line_of(read_splits, options(root, dataset="tar"))]
+    errors = [line_of(read, root), line_of(read, root, dataset="tar")]
     loops = [re.search(r"for f in .*; done", error)[0] for error in errors]
     assert loops[0] == loops[1]
     assert sorted(path.suffix for path in root.iterdir()) == [".tar"] * 2
     subprocess.run(loops[0], shell=True, check=True)
-    train, val = read_splits(options(root))
+    train, val = read(root)
     assert (train.class_names, len(train), len(val)) == (["n01440764", "n01443537"], 8, 2)
     assert not told([*train.notes, *val.notes], "not read")
 
@@ -207,13 +207,13 @@ def test_compressed_shards_and_archives_are_read_as_their_lines_say(tmp_path):
     subprocess.run(["gzip", tmp_path / "0.tar"], check=True)
     for dataset, path in product(("folder", "tar"), (tmp_path, tmp_path / "0.tar.gz")):
         with refused("gunzip, and read tar shards with -dataset=tar"):
-            read_splits(options(path, dataset=dataset))
+            read(path, dataset=dataset)
     subprocess.run(["gunzip", tmp_path / "0.tar.gz"], check=True)
-    train, _ = read_splits(options(tmp_path, dataset="tar"))
+    train, _ = read(tmp_path, dataset="tar")
     assert len(train) == 7
     tree(tmp_path / "set", "{a,b}")
     subprocess.run(["tar", "-czf", "set.tgz", "set"], cwd=tmp_path, check=True)
-    assert "is an archive; unpack it, and give the folder" in line_of(read_splits, options(tmp_path / "set.tgz"))
+    assert "is an archive; unpack it, and give the folder" in line_of(read, tmp_path / "set.tgz")
 
 
 def test_first_frames_are_counted(tmp_path):
@@ -317,16 +317,16 @@ def test_a_start_lists_each_folder_once(kind, files, row, columns, sizes, tmp_pa
         monkeypatch.setattr(os, name, lambda path, call=call: listed.update([str(path)]) or call(path))
     data = options(given, columns=parse_value(columns or "null"))
     if sizes:
-        assert [len(samples) for samples in read_splits(data)] == [*map(int, sizes.split())]
+        assert [len(samples) for samples in read(data)] == [*map(int, sizes.split())]
     else:
-        assert "DATA.LABELS" in line_of(read_splits, data)
+        assert "DATA.LABELS" in line_of(read, data)
     inside = {folder: number for folder, number in listed.items() if folder.startswith(str(tmp_path))}
     assert {*inside.values()} == {1}
     if kind == "folders":
         assert {*inside} == {f"{tmp_path}{folder}" for folder in expand("{,/{train,val}{,/a,/b}}")}
         tree(tmp_path, "train/a/new.jpg")
         os.utime(tmp_path / "train/a", (0, 0))
-        assert [len(samples) for samples in read_splits(data)] == [9, 8]
+        assert [len(samples) for samples in read(data)] == [9, 8]
 
 
 def test_a_data_set_that_is_refused_is_listed_again(tmp_path):
@@ -345,7 +345,7 @@ def test_few_folders_of_a_table_are_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.sources.tables.columns._MAX_SEEN", 1)
     images = expand("train/p{0..7}/0.png & val/p{0..3}/0.png")
     write_table(tree(tmp_path, *images) / "labels.csv", rows_of("{path},{label}", images, label="ab"))
-    assert [len(samples) for samples in read_splits(options(tmp_path / "labels.csv"))] == [8, 4]
+    assert [len(samples) for samples in read(tmp_path / "labels.csv")] == [8, 4]
 
 
 CALTECH = """

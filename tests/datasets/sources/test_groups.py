@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import CPU, each_row, line_of, refused, told
-from source_helpers import expand, groups_apart, options, read_splits, rows_of, tree, typed, write_table
+from source_helpers import answers_to, expand, groups_apart, options, read, rows_of, tree, typed, write_table
 
 from datasets.reading import read_data
 from datasets.sources.groups import suggest_groups
@@ -109,8 +109,8 @@ def test_the_expression_of_a_warning_works_when_typed(kind, tmp_path):
     if kind == "csv":
         write_table(tmp_path / "train.csv", rows_of("{path},{folder}", paths))
     given = options(tmp_path, dataset=kind)
-    (note,) = told(read_splits(given)[0].notes, "DATA.GROUPS")
-    train, val = read_splits(typed(note, given)[0])
+    (note,) = told(read(given)[0].notes, "DATA.GROUPS")
+    train, val = read(typed(note, given)[0])
     assert sum(groups_apart(train, val)) == 40
     assert not told(train.notes, "-opts")
 
@@ -121,8 +121,8 @@ def test_columns_of_groups_are_proposed_and_a_wrong_name_leads_to_the_right_one(
     write_table(tree(tmp_path, *images) / "train.csv", rows, "image_path,target,station,individual")
     for wrong in ("stations", "place"):
         with refused(r"train\.csv.*\bstation\b"):
-            read_splits(options(tmp_path, dataset="csv", groups=wrong))
-    (note,) = told(read_splits(options(tmp_path, dataset="csv"))[0].notes, "DATA.GROUPS")
+            read(tmp_path, dataset="csv", groups=wrong)
+    (note,) = told(read(tmp_path, dataset="csv")[0].notes, "DATA.GROUPS")
     assert [one.groups for one in typed(note, options(tmp_path, dataset="csv"))] == ["individual"]  # of 5 or more
     write_table(tmp_path / "val.csv", rows, "image_path,target,station,individual")
     (note,) = told(read_splits(options(tmp_path, dataset="csv"))[0].notes, kind="screen")  # nothing is cut
@@ -134,18 +134,18 @@ def test_a_column_with_parentheses_is_a_column(name, tmp_path):
     paths = in_classes(files_of("P1{c:03}_{s}"))
     rows = rows_of("{path},{folder},{of_seven}", paths, of_seven="0123456")
     write_table(tree(tmp_path, *paths) / "train.csv", rows, f"image_path,target,{name}")
-    train, val = read_splits(options(tmp_path, dataset="csv", groups=name))
+    train, val = read(tmp_path, dataset="csv", groups=name)
     assert sum(groups_apart(train, val)) == 7
     for wrong in ("(p", r"\(p"):
         with refused(r"DATA\.GROUPS"):
-            read_splits(options(tmp_path, dataset="csv", groups=wrong))
+            read(tmp_path, dataset="csv", groups=wrong)
 
 
 def test_groups_of_several_classes_are_told_and_an_expression_is_shown_with_a_path(tmp_path):
     tree(tmp_path / "R", "{ill,well}/P{1,2,3,4,5,6}")
     given = options(tmp_path / "R", dataset="folder", class_folders=True, groups=r"/(P\d+)/")
     assert told(read_data(Wanted(given, ("train", "val")), CPU).notes, "groups-of-several-classes")
-    message = line_of(read_splits, given.changed(data_path=str(tmp_path / "R/ill")))
+    message = line_of(read, given.changed(data_path=str(tmp_path / "R/ill")))
     assert r"DATA.GROUPS /(P\d+)/:" in message  # as it was typed, and a path in which it is searched
     assert re.search(r" '[P\d]+X?/0\.jpg'$", message)
 
@@ -179,12 +179,12 @@ def test_columns_are_groups_by_names_and_values(header, row, columns, tmp_path):
     rows = rows_of(f"{{path}},{{label}},{row}", GROUPED, **words)
     write_table(tree(tmp_path, *GROUPED) / "train.csv", rows, f"image_path,target,{header}")
     given = options(tmp_path, dataset="csv")
-    notes = told(read_splits(given)[0].notes, "-opts", "warning")  # which always have a line of the screen
+    notes = told(read(given)[0].notes, "-opts", "warning")  # which always have a line of the screen
     advised = [one for note in notes for one in typed(note, given)]
     assert [one.groups for one in advised] == shlex.split(columns)
-    assert all(sum(groups_apart(*read_splits(one))) >= 12 for one in advised)
-    assert bool(told(read_splits(given)[0].notes, "in 10 of 120 images: fill it in")) == (row == "{gaps}")
-    assert not told(read_splits(given)[0].notes, "in 80 of")
+    assert all(sum(groups_apart(*read(one))) >= 12 for one in advised)
+    assert bool(told(read(given)[0].notes, "in 10 of 120 images: fill it in")) == (row == "{gaps}")
+    assert not told(read(given)[0].notes, "in 80 of")
 
 
 def test_without_groups_of_other_images_the_screen_has_the_reason_alone(tmp_path):
@@ -212,13 +212,13 @@ def test_groups_of_class_folders_are_a_column_of_the_table_beside_them(tmp_path)
     root = tree(tmp_path, *paths)
     write_table(root / "b.csv", rows_of("{path},P{stem}", paths), "file,patient")
     given = options(root, class_folders=True)
-    (note,) = told(read_splits(given)[0].notes, "DATA.GROUPS", "warning")
+    (note,) = told(read(given)[0].notes, "DATA.GROUPS", "warning")
     assert "DATA.GROUPS=patient (12 values, 2 images a value)" in note
     write_table(root / "a.csv", ["a/0.jpg,P0"], "file,patient")
     (root / "notes.csv").write_bytes("straße".encode("latin-1"))
     write_table(root / "lists.csv", rows_of("{path},{stem}", paths), "path,group")
     for groups in ("patient", r"(\d+)", "lists.csv"):
-        splits = read_splits(given.changed(groups=groups))
+        splits = read(given.changed(groups=groups))
         assert sum(groups_apart(*splits)) == 12
 
 
@@ -226,5 +226,5 @@ def test_the_table_of_a_column_of_groups_in_the_folder_around_is_named(tmp_path)
     paths = expand("images/{a,b}/{0..11}.jpg")
     write_table(tree(tmp_path, *paths) / "meta.csv", rows_of("{path},P{stem}", paths), "file,patient")
     given = options(tmp_path / "images", groups="patient")
-    (advised,) = typed(line_of(read_splits, given), given)
-    assert sum(groups_apart(*read_splits(advised))) == 12
+    (advised,) = answers_to(given)
+    assert sum(groups_apart(*read(advised))) == 12

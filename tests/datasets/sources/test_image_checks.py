@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import cells_of, line_of, told
 from PIL import Image, features
-from source_helpers import options, read_splits, tree, write_classes
+from source_helpers import options, read, tree, write_classes
 
 from datasets.sources import checks
 from datasets.sources.checks import check_files, check_images, decode_images
@@ -142,7 +142,7 @@ def test_if_no_image_can_be_read_one_is_named_and_none_is_skipped(tmp_path, cpu)
 
 def test_the_batch_size_to_type_has_several_steps_per_epoch(tmp_path):
     tree(tmp_path, "{a,b,c,d,e,f,g,h}")  # 32 images, of which 8 are held out
-    advice = line_of(read_splits, options(tmp_path, batch_size=1000))
+    advice = line_of(read, tmp_path, batch_size=1000)
     assert re.search(r"-batch_size=(\d+)", advice)[1] == "8"
 
 

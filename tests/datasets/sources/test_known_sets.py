@@ -7,11 +7,12 @@ import pytest
 from conftest import code_of, line_of, refused, told
 from PIL import Image
 from source_helpers import (
+    answers_to,
     classes_of,
     expand,
     groups_apart,
     options,
-    read_splits,
+    read,
     rows_of,
     tree,
     typed,
@@ -66,9 +67,9 @@ def test_each_command_reads_the_published_labels(name, tmp_path):
     root = tmp_path / name.split("-")[0]
     images = write_set(root, **SETS[name])
     given = options(root)
-    ways = [one for one in typed(line_of(read_splits, given).replace("VALUE", "2"), given) if one.columns]
+    ways = [one for one in answers_to(given, "2") if one.columns]
     assert len(ways) == (2 if name in ("CheXpert", "VinDr-CXR") else 1)
-    found = classes_of(*read_splits(ways[0].changed(multi_label=False)))
+    found = classes_of(*read(ways[0].changed(multi_label=False)))
     expected = dict(zip(images, rows_of("{kind}", images, **SETS[name]["values"]), strict=True))
     assert len(found) == len(expected)
     for path, label in found.items():
@@ -87,15 +88,15 @@ def test_a_number_per_class_in_a_cell_is_refused(vector, multi_label, tmp_path):
     write_table(tmp_path / "b.jsonl", rows_of('{{"path": "{path}", "label": [0, 1, 0]}}', IMAGES), "")
     for name in ("a.csv", "b.jsonl"):
         given = options(tmp_path / name, multi_label=multi_label)
-        assert "0 and 1" in line_of(read_splits, given)
+        assert "0 and 1" in line_of(read, given)
         with refused("a number per class"):
-            read_splits(given.changed(columns={"path": "path", "label": "label"}))
+            read(given.changed(columns={"path": "path", "label": "label"}))
 
 
 @pytest.mark.parametrize("label", ["[0, 1]", "1 0", "[0, 1, 2]", "[2, 1]"])
 def test_lists_of_numbers_are_labels(label, tmp_path):
     write_table(tree(tmp_path, *IMAGES) / "a.csv", rows_of(f'{{path}},"{label}"', IMAGES), "path,label")
-    train, _ = read_splits(options(tmp_path / "a.csv", multi_label=True))
+    train, _ = read(tmp_path / "a.csv", multi_label=True)
     assert train.targets[0].sum() == len({*label} & {*"012"})
 
 
@@ -107,12 +108,12 @@ def test_rows_of_absent_labels_are_refused(numbers, tmp_path):
     header = "ImageID,Source,LabelName,Confidence"
     rows = rows_of("{stem},verification,/m/0{label},{number}", IMAGES, label="01", number=numbers)
     write_table(file, rows, header)
-    assert "Confidence" in line_of(read_splits, given)
+    assert "Confidence" in line_of(read, given)
     write_table(file, [row.replace(f",{numbers[0]}", ",1") for row in rows], header)
-    assert read_splits(given)[0].class_names == ["/m/00", "/m/01"]
+    assert read(given)[0].class_names == ["/m/00", "/m/01"]
     rows = rows_of("{path},{label},{number}", IMAGES, label="01", number=[0, 0.25, 0.5, 0.75, 1])
     write_table(file, rows, "image,label,Confidence")
-    assert read_splits(given)[0].class_names == ["0", "1"]  # of a person or a model
+    assert read(given)[0].class_names == ["0", "1"]  # of a person or a model
 
 
 SLIDES = expand("TCGA-{A1,3F,XX,B7,Q0,9Z}")
@@ -127,14 +128,14 @@ def test_a_table_of_slides_beside_their_folders_is_a_question(place, tmp_path, m
         tmp_path / "DIR/labels.csv", rows_of("P{n},{path},{label}", SLIDES, label="ab"), "case_id,slide_id,label"
     )
     given = options(tmp_path / "DIR" / place, dataset="folder")
-    message = line_of(read_splits, given)
+    message = line_of(read, given)
     assert "labels.csv" in message
     assert "docs/data.md#labels-of-folders" in message
     (folders,) = typed(message, given)
-    assert read_splits(folders)[0].class_names == sorted(SLIDES)
+    assert read(folders)[0].class_names == sorted(SLIDES)
     if place == ".":
         exec(code_of("docs/data.md", "Labels of folders"), {})
-        splits = read_splits(options(tmp_path / "DIR/images.csv", groups="slide"))
+        splits = read(tmp_path / "DIR/images.csv", groups="slide")
         groups_apart(*splits)
         expected = {f"{slide}/{n}.png": "ab"[place % 2] for place, slide in enumerate(SLIDES) for n in range(4)}
         assert classes_of(*splits) == expected
@@ -146,7 +147,7 @@ def test_names_of_the_folders_in_a_table_are_no_question(names, tmp_path):
     write_table(
         tree(tmp_path, *folders) / "words.csv", rows_of("{path},{name_of}", folders, name_of=names), "wnid,label"
     )
-    assert len(read_splits(options(tmp_path, dataset="folder"))[0].class_names) == 3
+    assert len(read(tmp_path, dataset="folder")[0].class_names) == 3
 
 
 def test_lists_of_splits_become_a_table(tmp_path, monkeypatch):
@@ -155,9 +156,9 @@ def test_lists_of_splits_become_a_table(tmp_path, monkeypatch):
     tree(tmp_path / "DIR", "images/{apple_pie,waffles}/{0,1,2,3}.jpg", "meta/")
     for split, numbers in (("train", "{0..2}"), ("test", "3")):
         write_table(tmp_path / f"DIR/meta/{split}.txt", expand(f"{{apple_pie,waffles}}/{numbers}"), "")
-    assert told(read_splits(options(tmp_path / "DIR/images"))[0].notes, "docs/data.md#lists-of-splits", "warning")
+    assert told(read(tmp_path / "DIR/images")[0].notes, "docs/data.md#lists-of-splits", "warning")
     exec(code_of("docs/data.md", "Lists of splits"), {})
-    *_, test = read_splits(options(tmp_path / "DIR/images.csv"))
+    *_, test = read(tmp_path / "DIR/images.csv")
     assert classes_of(test) == {f"images/{label}/3.jpg": label for label in ("apple_pie", "waffles")}
 
 
@@ -174,17 +175,17 @@ def test_lists_of_splits_beside_a_table_are_named_until_they_are_a_column(line, 
     write_table(tmp_path / "DIR/train_other.txt", ["other.png"], "")
     columns = {"path": "Image Index", "label": "Finding Labels"}
     given = options(tmp_path / "DIR/Data_Entry_2017.csv", columns=columns)
-    (note,) = told(read_splits(given)[0].notes, "docs/data.md#lists-of-splits-beside-a-table", "warning")
+    (note,) = told(read(given)[0].notes, "docs/data.md#lists-of-splits-beside-a-table", "warning")
     assert "DIR/test_list.txt" in note
     assert "train_other" not in note
     exec(code_of("docs/data.md", "Lists of splits beside a table"), {})
-    train, val, test = read_splits(options(tmp_path / "DIR/images.csv", columns=columns))
+    train, val, test = read(tmp_path / "DIR/images.csv", columns=columns)
     assert sorted(classes_of(test)) == expand("{020..029}_0.png")
     assert len(train) + len(val) == 20
     assert not told(train.notes, "lists-of-splits")
     for name, part in (("train", rows[:20]), ("val", rows[20:])):
         write_table(tmp_path / f"DIR/{name}.csv", part, header)
-    assert not told(read_splits(options(tmp_path / "DIR", dataset="csv", columns=columns))[0].notes, "lists-of-splits")
+    assert not told(read(tmp_path / "DIR", dataset="csv", columns=columns)[0].notes, "lists-of-splits")
 
 
 def test_arrays_become_class_folders_and_a_workbook_beside_them_is_named(tmp_path, monkeypatch):
@@ -198,7 +199,7 @@ def test_arrays_become_class_folders_and_a_workbook_beside_them_is_named(tmp_pat
     np.savez(tmp_path / "DIR/medmnist.npz", **arrays)
     exec(code_of("docs/data.md", "Images in arrays"), {})
     (tmp_path / "DIR/images/Labels.XLSX").write_bytes(b"PK\3\4")
-    splits = read_splits(options(tmp_path / "DIR/images", dataset="folder"))
+    splits = read(tmp_path / "DIR/images", dataset="folder")
     assert [*map(len, splits)] == [12, 4, 2]
     assert [samples.class_names for samples in splits] == [["0", "1"]] * 3
     pixels = [np.unique(Image.open(path)).tolist() for path in (tmp_path / "DIR/images/val").glob("*/*")]
@@ -209,4 +210,4 @@ def test_arrays_become_class_folders_and_a_workbook_beside_them_is_named(tmp_pat
 def test_a_workbook_beside_images_without_folders_is_named(tmp_path):
     tree(tmp_path, "{1,2,3,4}.jpg")
     (tmp_path / "labels.xlsx").write_bytes(b"PK\3\4")
-    assert re.search("labels.xlsx.*CSV", line_of(read_splits, options(tmp_path, dataset="folder")))
+    assert re.search("labels.xlsx.*CSV", line_of(read, tmp_path, dataset="folder"))

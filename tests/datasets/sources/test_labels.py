@@ -2,7 +2,7 @@
 
 import pytest
 from conftest import each_row, line_of, refused
-from source_helpers import classes_of, expand, names_of, options, read_splits, tree
+from source_helpers import classes_of, expand, names_of, options, read, tree
 
 from configs.yaml_io import parse_value
 from datasets.recognition import recognize_dataset
@@ -34,7 +34,7 @@ p{1,2,3,4}/{train,test}/{a,b}/@.jpg | | {label: 2, group: 1} | a b | 48 16 64 | 
 def test_labels_in_paths(files, labels, columns, classes, sizes, groups, tmp_path):
     """The level of splits has no number, so that the columns of a run fit its test data."""
     root = tree(tmp_path / "R", *files.replace("@", NUMBERS).split())
-    splits = read_splits(options(root, labels=labels or None, columns=parse_value(columns or "{}")))
+    splits = read(root, labels=labels or None, columns=parse_value(columns or "{}"))
     assert splits[0].class_names == classes.split()
     assert [*map(len, splits)] == [*map(int, sizes.split())]
     assert not any("test" in path for one in splits[:2] for path in names_of(one))
@@ -69,7 +69,7 @@ images/images/{a,b}_1.jpg test/{a,b}_2.jpg | 'images', 'test'
 
 @each_row(UNCLEAR)
 def test_paths_without_one_meaning_are_named(files, named, tmp_path):
-    assert named in line_of(read_splits, options(tree(tmp_path, *files.split()), labels="(.)_"))
+    assert named in line_of(read, tree(tmp_path, *files.split()), labels="(.)_")
 
 
 @pytest.mark.parametrize("name, header, line", [
@@ -82,12 +82,12 @@ def test_lists_and_tables_without_labels(name, header, line, tmp_path):
     for split, names in paths.items():
         (tmp_path / name.format(split)).write_text(header + "".join(map(line.format, names)))
     given = options(tmp_path, labels="([a-z]+)_")
-    splits = read_splits(given)
+    splits = read(given)
     assert [classes_of(one) for one in splits] == [{name: name[7:10] for name in names} for names in paths.values()]
     with open(next(tmp_path.glob("train*")), "a") as file:
         file.write(line.format("photos/9.jpg"))
     with refused(r"train\S+:1[78]: DATA.LABELS .*'photos/9.jpg'"):
-        read_splits(given)
+        read(given)
 
 
 PATIENTS = "{10253,10254,10255,8863}"
@@ -118,7 +118,7 @@ splits in classes | {{a,b}}/{{train,val}}/{NUMBERS}.jpg
 def test_a_test_image_without_a_class_folder_is_named(tmp_path):
     root = tree(tmp_path, "{a,b}/x{1,2,3}.jpg", "test/{a,b}/x4.jpg", "test/x5.jpg")
     with refused("test/x5.jpg"):
-        read_splits(options(root, columns={"label": 1}))
+        read(root, columns={"label": 1})
 
 
 def test_columns_of_another_kind_are_refused_and_those_of_a_run_are_left_out(tmp_path, cpu):
@@ -128,9 +128,9 @@ def test_columns_of_another_kind_are_refused_and_those_of_a_run_are_left_out(tmp
     of_table = options(tmp_path / "x.csv", columns={"label": 1})
     of_groups = options(tmp_path, columns={"group": 2})  # counted from which folder?
     with refused("name the level of the classes"):
-        read_splits(of_groups)
+        read(of_groups)
     assert recognize_dataset(of_groups, cpu, has_columns_of_run=True).groups
     for data, problem in ((of_folders, "is read as folders"), (of_table, "is a table; give the names")):
         with refused(problem):
-            read_splits(data)
+            read(data)
         assert recognize_dataset(data, cpu, has_columns_of_run=True).columns is None

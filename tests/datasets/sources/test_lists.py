@@ -5,15 +5,7 @@ import shutil
 
 import pytest
 from conftest import config_for, read_samples, refused
-from source_helpers import (
-    assert_refused,
-    labels_of,
-    names_of,
-    options,
-    read_splits,
-    write_classes,
-    write_image,
-)
+from source_helpers import assert_refused, labels_of, names_of, options, read, write_classes, write_image
 
 from datasets.reading import unlabelled
 from datasets.sources.folders.split_folders import ImageFolders
@@ -54,7 +46,7 @@ def test_a_list_may_write_the_folder_of_the_images_as_the_root(place, tmp_path):
     for image in labels:
         write_image(tmp_path / place / image)
     (tmp_path / "places.txt").write_text("".join(f"/{image} {label}\n" for image, label in labels.items()))
-    assert labels_of(*read_splits(options(tmp_path / "places.txt"))) == labels
+    assert labels_of(*read(tmp_path / "places.txt")) == labels
 
 
 def test_paths_through_another_folder_may_end_in_the_data_folder(tmp_path):

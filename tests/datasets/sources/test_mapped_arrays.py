@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import CPU, read_samples
-from source_helpers import options, read_splits, write_table
+from source_helpers import options, read, write_table
 
 from datasets.sources import shared_arrays
 from datasets.sources.folders.class_folders import read_class_folders
@@ -57,7 +57,7 @@ def test_pickled_samples_of_shards_are_small(tmp_path, fraction):
     pytest.importorskip("obstore")
     (tmp_path / "train-0.tar").write_bytes(tar_of(numbered(2_100)))
     (tmp_path / "val-0.tar").write_bytes(tar_of(numbered(7)))
-    samples, _ = read_splits(options(tmp_path, dataset="tar", batch_size=1, fraction=fraction))
+    samples, _ = read(tmp_path, dataset="tar", batch_size=1, fraction=fraction)
     pickled = pickle.dumps(samples)
     assert len(pickled) < 3_000
     received = pickle.loads(pickled)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import CPU, config_for, eval_loader_for, read_samples, refused, samples_for, told, train_batches_for
-from source_helpers import assert_refused, options, read_splits, typed, write_image, write_table
+from source_helpers import assert_refused, options, read, typed, write_image, write_table
 
 from datasets.batch import PADDING
 from datasets.sources.listed.lists import Tables, split_labels
@@ -62,9 +62,9 @@ def test_an_image_has_the_labels_of_all_its_rows(tmp_path):
 def test_a_label_that_says_that_there_is_none_is_named_until_it_is_none(tables):
     labels = ["a|b", "a", "No Finding", "b", "No Finding", "normal|a"]
     given = tables(train=labels, val=labels)
-    (note,) = told(read_splits(given)[0].notes, "counts as a class", "screen")
+    (note,) = told(read(given)[0].notes, "counts as a class", "screen")
     (changed,) = typed(note, given)
-    train, val = read_splits(changed)
+    train, val = read(changed)
     assert train.class_names == val.class_names == ["a", "b", "normal"]  # which is beside another label
     assert bits_of(train) == bits_of(val) == "110 100 000 010 000 101"
     assert not told(train.notes, "counts as a class")

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import each_row, line_of, refused, told
 from PIL import Image
-from source_helpers import options, typed
-from test_tables import read
+from source_helpers import options, read, typed
+from test_tables import read_checked
 
 from configs.schema import Data
 from datasets.reading import unlabelled
@@ -67,7 +67,7 @@ def classes_of(samples):
 
 @pytest.mark.parametrize("dataset", ["imagenet2012", "folder"])
 def test_splits_classes_and_images(hub, dataset):
-    splits = read(hub, dataset=dataset, checked=True)
+    splits = read_checked(hub, dataset=dataset)
     assert [len(samples) for samples in splits] == [30, 6, 3]
     for samples, start in zip(splits, (0, 30, 36), strict=True):
         assert isinstance(samples, ParquetImages)
@@ -193,8 +193,8 @@ def test_unreadable_rows(tmp_path):
     good[7] = {"bytes": None, "path": "x.png"}
     write(tmp_path / "0.parquet", range(12), images=good)
     with refused(r"3 images cannot be read"):
-        read(tmp_path, checked=True)
-    skipped = read(tmp_path, checked=True, on_bad_image="skip")
+        read_checked(tmp_path)
+    skipped = read_checked(tmp_path, on_bad_image="skip")
     assert told(skipped[0].notes + skipped[1].notes, "cannot be read and are skipped")
     file = tmp_path / "0.parquet"
     content = file.read_bytes()

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from conftest import each_row, line_of, told
-from source_helpers import expand, names_of, options, read_splits, rows_of, tree, typed, write_table
-from test_tables import read
+from source_helpers import expand, names_of, options, read, rows_of, tree, typed, write_table
 
 from datasets.reading import unlabelled
 from datasets.sources.shared_arrays import StringPacker
@@ -45,7 +44,7 @@ def test_the_rows_of_test_are_test_images_however_their_paths_are_written(path, 
     rows = rows_of(f"{path},{{label}}", IMAGES, label="xy")
     write_table(root / "labels.csv", rows, "path,file,label" if columns else "path,label")
     given = options(root / "labels.csv", columns={"path": "path/file"} if columns else None)
-    train, val, test = read_splits(given)
+    train, val, test = read(given)
     assert {*names_of(train), *names_of(val)} == {*expand(f"train/{inner}{{0..11}}.png")}
     assert names_of(test) == expand(f"test/{inner}{{0..11}}.png")
     files = {f"{root}/{one}" for one in images}
@@ -58,7 +57,7 @@ def test_the_rows_of_test_are_test_images_however_their_paths_are_written(path, 
 def test_the_rows_of_test_are_test_images_also_of_a_table_in_the_folder_of_train(inner, tmp_path):
     images = expand(f"{{train,test}}/{inner}{{0..11}}.png")
     write_table(tree(tmp_path, *images) / "train/labels.csv", rows_of("{path},{label}", images, label="xy"))
-    *_, test = read_splits(options(tmp_path / "train/labels.csv"))
+    *_, test = read(tmp_path / "train/labels.csv")
     assert {test.name(n) for n in range(len(test))} == {f"{tmp_path}/{image}" for image in images[12:]}
 
 
@@ -144,10 +143,10 @@ def test_splits_of_the_images_of_a_table_in_a_file_beside_it(file, header, line,
     write_table(tmp_path / file, rows_of(line, images, part=["train", "test"]), header)
     given = options(tmp_path / "labels.csv")
     if found == "asks":
-        message = line_of(read_splits, given)
+        message = line_of(read, given)
         assert f"{file}; docs/data.md#joined-tables" in message
         (given,) = typed(message, given)
-    splits = read_splits(given)
+    splits = read(given)
     assert sum(map(len, splits)) == 12
     assert [file in note for note in told(splits[0].notes, "lists of splits", "warning")] == [True] * (found == "list")
 

@@ -6,13 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from conftest import refused
-from source_helpers import (
-    names_of,
-    options,
-    read_splits,
-    tree,
-    write_data,
-)
+from source_helpers import names_of, read, tree, write_data
 
 from tests.datasets.shards.tar_files import write_shards
 
@@ -23,10 +17,6 @@ HELD_OUT = {"ant": 5, "bee": 2, "wasp": 1}  # a tenth, at least one
 @pytest.fixture
 def folder(tmp_path):
     return tree(tmp_path / "data", "ant/{1..50}.jpg", "bee/{1..20}.jpg", "wasp/{1..4}.jpg")
-
-
-def read(path, dataset="imagenet2012", **values):
-    return read_splits(options(path, dataset=dataset, **values))
 
 
 def counts(samples):
@@ -61,7 +51,7 @@ def test_the_images_of_a_share_are_those_of_the_data(kind, tmp_path):
         write_shards(root, train=4, per_shard=4, val=4)
     else:
         write_data(root, kind, train=[0, 1] * 8, val=[0, 1] * 2)
-    whole, part = (read(root, kind, fraction=fraction)[0] for fraction in (1.0, 0.5))
+    whole, part = (read(root, dataset=kind, fraction=fraction)[0] for fraction in (1.0, 0.5))
     place_of = {whole.name(place): place for place in range(len(whole))}
     places = [place_of[part.name(index)] for index in range(len(part))]
     assert len(whole) == 16
@@ -83,7 +73,7 @@ def test_classes_without_images_in_a_split_and_unknown_ones_are_refused(tmp_path
 
 
 def test_noise_has_shares(tmp_path):
-    whole, part = (read(tmp_path, "fake", fraction=fraction)[0] for fraction in (1.0, 0.5))
+    whole, part = (read(tmp_path, dataset="fake", fraction=fraction)[0] for fraction in (1.0, 0.5))
     assert set(part.targets) == set(whole.targets)
     assert len(part) < len(whole)
     assert torch.equal(part.open(0, 3).pixels, whole.open(0, 3).pixels)

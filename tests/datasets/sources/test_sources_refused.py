@@ -3,13 +3,12 @@
 import re
 
 import pytest
-from conftest import each_row, line_of, read_samples, refused
-from source_helpers import options, read_splits, write_image
+from conftest import each_row, line_of, refused
+from source_helpers import read, write_image
 
 from configs.schema import Data
 from configs.schema.data import DATA_SETS
 from datasets.reading import unlabelled
-from datasets.recognition import recognize_dataset
 
 TABLE = "image_path,target\n"
 IMAGE = None  # in place of the content of a file
@@ -63,11 +62,6 @@ x.txt | a\0.\0j\0p\0g\0 | x.txt:1: 'a\\x00\.\\x00  # UTF-16
 """
 
 
-def read(dataset, path, cpu):
-    data = options(path, dataset=dataset)
-    read_samples(recognize_dataset(data, cpu), None, cpu, "train")
-
-
 @pytest.mark.parametrize("case", FILES)
 def test_folders(case, tmp_path):
     dataset, files, part = FILES[case]
@@ -76,14 +70,14 @@ def test_folders(case, tmp_path):
         if content is not IMAGE:
             (tmp_path / name).write_text(content)
     with refused(part):
-        read_splits(options(tmp_path, dataset=dataset))
+        read(tmp_path, dataset=dataset)
 
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_rows(rows, tmp_path, cpu):
     (tmp_path / "train.csv").write_text(f"{TABLE}{rows}\n")
     with refused(ROWS[rows]):
-        read("csv", tmp_path, cpu)
+        read(tmp_path, "train", dataset="csv")
 
 
 def write(file, content):
@@ -95,7 +89,7 @@ def write(file, content):
 @each_row(PATHS)
 def test_paths(dataset, path, content, part, tmp_path, cpu):
     with refused(part):
-        read(dataset, write(tmp_path / path, content), cpu)
+        read(write(tmp_path / path, content), "train", dataset=dataset)
 
 
 @each_row("""
@@ -107,7 +101,7 @@ https://host/{0..9}.tar   | -dataset=tar [^;]*; add it
 """)
 def test_a_url(url, fix, cpu):
     with refused(f"^{re.escape(url)}: is a URL, [^\n]*{fix}"):
-        read("folder", url, cpu)
+        read(url, "train", dataset="folder")
 
 
 @each_row(TO_PREDICT)
@@ -133,26 +127,25 @@ def test_class_folders_have_no_other_root_of_images(tmp_path, cpu):
     for name in FOLDERS:
         write_image(tmp_path / name)
     with refused(r"DATA\.IMAGE_ROOT.*-opts DATA\.IMAGE_ROOT=null"):
-        read_samples(options(tmp_path, dataset="folder", image_root=str(tmp_path / "cat")), None, cpu, "train")
+        read(tmp_path, "train", dataset="folder", image_root=str(tmp_path / "cat"))
     with refused(r"-dataset=folder -opts DATA\.IMAGE_ROOT=null"):
-        read_samples(options(tmp_path, dataset="csv", image_root=str(tmp_path / "cat")), None, cpu, "train")
+        read(tmp_path, "train", dataset="csv", image_root=str(tmp_path / "cat"))
 
 
 def test_a_misspelt_path_is_named(tmp_path, cpu):
     (tmp_path / "shapes").mkdir()
     write(tmp_path / "labels.csv", "path,label\n")
     for dataset, name, known in (("folder", "shape", "shapes"), ("csv", "lables.csv", "labels.csv")):
-        assert f"did you mean {known}?" in line_of(read, dataset, tmp_path / name, cpu)
+        assert f"did you mean {known}?" in line_of(read, tmp_path / name, "train", dataset=dataset)
         assert f"did you mean {known}?" in line_of(unlabelled, str(tmp_path / name), Data())
-    assert "did you mean" not in line_of(read, "csv", tmp_path / "shapes", cpu)
+    assert "did you mean" not in line_of(read, tmp_path / "shapes", "train", dataset="csv")
     write(tmp_path / "shapes/1.jpg", "")
     write(tmp_path / "train_list.txt", "shapes/1.jpg 0\n")
     with refused(r"val_list.txt: cannot be read \([^)]+\); check"):  # it is not train_list.txt
-        read_samples(options(tmp_path, dataset="imagenet2012"), None, cpu, "train", "val")
+        read(tmp_path, dataset="imagenet2012")
 
 
 @pytest.mark.parametrize("dataset", [name for name in DATA_SETS if name not in ("digits", "fake") and "/" not in name])
 def test_a_missing_folder(dataset, tmp_path, cpu):
-    gone = options(tmp_path / "gone", dataset=dataset)
     with refused(f"{tmp_path}/gone"):
-        read_samples(gone, None, cpu, "train")
+        read(tmp_path / "gone", "train", dataset=dataset)

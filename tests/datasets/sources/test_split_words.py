@@ -4,7 +4,7 @@ import re
 
 import pytest
 from conftest import each_row, line_of, refused, told
-from source_helpers import classes_of, expand, names_of, options, read_splits, rows_of, tree, typed, write_table
+from source_helpers import answers_to, classes_of, expand, names_of, options, read, rows_of, tree, typed, write_table
 
 IMAGES = expand("{0..19}.png")
 # The column, its values in turn, the images of train and val, of test; or the value of test that only a person knows
@@ -33,10 +33,10 @@ def test_words_of_splits(column, values, sizes, unknown, place, tmp_path):
     write(tmp_path, rows_of("p{parity}/{path}", IMAGES, parity="01"), column, values.split())
     given = options(tmp_path / place, dataset="folder")
     if place == "." or unknown or column == "train":
-        message = line_of(read_splits, given)
+        message = line_of(read, given)
         assert ("VALUE" in message) == bool(unknown)
         given = typed(message.replace("VALUE", unknown), given)[0]
-    splits = read_splits(given)
+    splits = read(given)
     of_train, of_val, of_test = map(int, sizes.split())
     assert len(splits[0]) + len(splits[1]) == of_train + of_val
     assert of_val in (0, len(splits[1]))
@@ -49,11 +49,11 @@ def test_a_column_of_splits_beside_class_folders_is_a_question(label, column, va
     """Also if the labels are those of the folders, or only the folders have labels."""
     write(tmp_path, rows_of("{label}/{path}", IMAGES, label="xxxxyyyy"), column, values.split(), label)
     given = options(tmp_path, dataset="folder")
-    of_table, of_folders = typed(line_of(read_splits, given).replace("VALUE", unknown), given)
-    splits = read_splits(of_table)
+    of_table, of_folders = answers_to(given, unknown)
+    splits = read(of_table)
     assert len(splits[2]) == int(sizes.split()[2])
     assert all(path.startswith(label) for path, label in classes_of(*splits).items())
-    assert sum(map(len, read_splits(of_folders))) == 20
+    assert sum(map(len, read(of_folders))) == 20
 
 
 def test_a_large_table_of_splits_beside_class_folders_is_a_question(tmp_path):
@@ -61,7 +61,7 @@ def test_a_large_table_of_splits_beside_class_folders_is_a_question(tmp_path):
     images = [*expand("a/{0..9}.jpg"), *expand("b/{10..19}.jpg")]
     rows = [f"image of another folder {n}.png,{('validation', 'training')[n % 2]}" for n in range(4000)]
     write_table(tree(tmp_path, *images) / "x.csv", [*rows, *(f"{path},test" for path in images)], "f,g")
-    assert "x.csv" in line_of(read_splits, options(tmp_path, dataset="folder"))
+    assert "x.csv" in line_of(read, tmp_path, dataset="folder")
 
 
 @pytest.mark.parametrize("others", [["val"], ["val", "test"]])
@@ -72,7 +72,7 @@ def test_rows_of_test_in_the_table_of_train_are_not_trained_on(others, tmp_path)
     for number, name in enumerate(others):
         rows = rows_of("{path},{label}", IMAGES[16 + 2 * number :][:2], label="xy")
         write_table(tmp_path / f"{name}.csv", rows, "path,label")
-    train, val, test = read_splits(options(tmp_path, dataset="csv"))
+    train, val, test = read(tmp_path, dataset="csv")
     assert len(train) == 8
     assert names_of(val) == ["16.png", "17.png"]
     assert names_of(test) == (["18.png", "19.png"] if "test" in others else ["3.png", "7.png", "11.png", "15.png"])
@@ -82,8 +82,8 @@ def test_rows_of_test_in_the_table_of_train_are_not_trained_on(others, tmp_path)
 def test_a_table_of_test_rows_alone_is_not_trained_on(tmp_path, cpu):
     write(tmp_path, IMAGES, "split", ["test"])
     given = options(tmp_path / "labels.csv")
-    (all_rows,) = typed(line_of(read_splits, given), given)
-    assert sum(map(len, read_splits(all_rows))) == 20
+    (all_rows,) = answers_to(given)
+    assert sum(map(len, read(all_rows))) == 20
 
 
 def test_a_class_without_rows_of_train_is_named_so(tmp_path):
@@ -91,14 +91,14 @@ def test_a_class_without_rows_of_train_is_named_so(tmp_path):
     rows = rows_of("{path},{label},{split}", IMAGES, **words)
     write_table(tree(tmp_path, *IMAGES) / "labels.csv", rows, "path,label,split")
     with refused("labels.csv:21: .*'c' has no row of train"):
-        read_splits(options(tmp_path / "labels.csv"))
+        read(tmp_path / "labels.csv")
 
 
 def test_the_way_to_folds_of_a_table_with_splits_joins_train_and_val(tmp_path):
     write(tmp_path, IMAGES, "split", ["train", "train", "train", "train", "val", "test"])
     given = options(tmp_path / "labels.csv", folds=3, fold=0)
-    (advised,) = typed(line_of(read_splits, given), given)
-    train, val, test = read_splits(advised)
+    (advised,) = answers_to(given)
+    train, val, test = read(advised)
     assert len(train) + len(val) == 17
     assert [*classes_of(test)] == ["5.png", "11.png", "17.png"]
 
@@ -118,10 +118,10 @@ folder | 0 1 2 |
 def test_a_column_of_folds_is_told_with_the_option_of_one(column, values, number, tmp_path):
     write(tmp_path, expand("{0..41}.png"), column, [one for part in values.split() for one in expand(part)])
     given = options(tmp_path / "labels.csv")
-    notes = told(read_splits(given)[0].notes, "do not split the images", "screen")
+    notes = told(read(given)[0].notes, "do not split the images", "screen")
     assert [f"the {number} values" in note for note in notes] == [True] * bool(number)
     for one in typed("".join(notes), given):
-        _, val = read_splits(one)
+        _, val = read(one)
         assert names_of(val) == [f"{n}.png" for n in range(0, 42, len(values.split()))]
 
 
@@ -174,8 +174,8 @@ def test_folders_of_test_in_the_paths_of_a_table(images, before, image_root, tra
     for name in ("labels.csv", "labels.txt"):
         given = options(root / name, **({"image_root": str(root.parent)} if image_root else {}))
         if test == "asks":
-            (given,) = typed(line_of(read_splits, given), given)
-        first, second, *others = map(names_of, read_splits(given))
+            (given,) = answers_to(given)
+        first, second, *others = map(names_of, read(given))
         assert len(first + second) == int(trained)
         assert [str(len(one)) for one in others] == [test] * test.isdigit()
         assert not (others and re.search("(?i)(?<!train/)test(_images)?/[0-9ab]", " ".join(first + second)))
@@ -187,5 +187,5 @@ def test_images_in_a_folder_of_test_beside_a_table_of_val_are_a_question(tmp_pat
         images = [f"{folder}/{n}.png" for folder in folders for n in range(4)]
         write_table(tmp_path / f"{split}.csv", rows_of("{path},{label}", images, label="xy"))
     given = options(tmp_path)
-    (answer,) = typed(line_of(read_splits, given), given)
-    assert [*map(len, read_splits(answer))] == [8, 4]
+    (answer,) = answers_to(given)
+    assert [*map(len, read(answer))] == [8, 4]

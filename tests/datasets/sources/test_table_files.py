@@ -2,7 +2,7 @@
 
 import pytest
 from conftest import each_row, line_of, refused
-from source_helpers import classes_of, expand, labels_of, options, read_splits, rows_of, tree, typed, write_table
+from source_helpers import classes_of, expand, labels_of, options, read, rows_of, tree, typed, write_table
 
 IMAGES = expand("i{00..11}.jpg")
 WORDS = {"label": "ab", "number": "01", "kind": ["c"] * 6 + ["d"] * 6}
@@ -25,13 +25,13 @@ def test_first_lines(name, header, row, problem, tmp_path):
     write_table(tree(tmp_path, *IMAGES) / name, rows_of(row, IMAGES, **WORDS), header.replace("/", "\n"))
     given = options(tmp_path / name, dataset="csv")
     if problem:
-        message = line_of(read_splits, given)
+        message = line_of(read, given)
         assert problem in message
         if "-opts" not in message:
             return
         (given,) = typed(message, given)
     labels = rows_of("{number}" if "number" in row else "{label}", IMAGES, **WORDS)
-    assert classes_of(*read_splits(given)) == dict(zip(IMAGES, labels, strict=True))
+    assert classes_of(*read(given)) == dict(zip(IMAGES, labels, strict=True))
 
 
 def test_an_id_of_two_images_is_refused_unless_it_is_a_path_or_a_broken_link(tmp_path):
@@ -40,13 +40,13 @@ def test_an_id_of_two_images_is_refused_unless_it_is_a_path_or_a_broken_link(tmp
         write_table(tmp_path / "all.csv", [f"{first},a", *(row[:5] for row in ROWS[1:])], "id,label")
         given = options(tmp_path / "all.csv", dataset="csv")
         if problem:
-            assert problem in line_of(read_splits, given)
+            assert problem in line_of(read, given)
         else:
-            assert sorted(labels_of(*read_splits(given))) == ["i00.png", *IMAGES[1:]]
+            assert sorted(labels_of(*read(given))) == ["i00.png", *IMAGES[1:]]
     (tmp_path / "i00.png").unlink()
     (tmp_path / "i00.png").symlink_to("gone")
     write_table(tmp_path / "all.csv", [row[:5] for row in ROWS], "id,label")
-    assert sorted(labels_of(*read_splits(given))) == IMAGES
+    assert sorted(labels_of(*read(given))) == IMAGES
 
 
 def test_labels_in_a_table_that_shares_a_column_are_a_question(tmp_path):
@@ -60,13 +60,13 @@ def test_labels_in_a_table_that_shares_a_column_are_a_question(tmp_path):
     write_table(tmp_path / "sample.csv", [f"m{n},a" for n in range(40)], "mediaID,species")
     write_table(tmp_path / "train.tsv", [f"x{n}\t{'ab'[n % 2]}" for n in range(40)], "mediaID\tspecies")
     given = options(tmp_path, dataset="folder")
-    assert read_splits(given)[0].class_names == ["site0", "site1"]
+    assert read(given)[0].class_names == ["site0", "site1"]
     write_table(tmp_path / "seen.csv", rows_of("m{n},{label}", paths, label="ab"), "mediaID,species")
-    message = line_of(read_splits, given)
+    message = line_of(read, given)
     assert "media.csv and seen.csv, which share the column 'mediaID'" in message
     assert "docs/data.md#joined-tables" in message
     (of_folders,) = typed(message, given)
-    assert read_splits(of_folders)[0].class_names == ["site0", "site1"]
+    assert read(of_folders)[0].class_names == ["site0", "site1"]
 
 
 @pytest.mark.parametrize("path", ["a\\x{}.jpg", "b/x{}.jpg"])
@@ -74,6 +74,6 @@ def test_wrong_paths_are_counted_with_their_fix(path, tmp_path):
     tree(tmp_path, "a/{0..19}.jpg")
     write_table(tmp_path / "all.csv", [f"{path.format(n)},{n % 2}" for n in range(20)], "image,label")
     with refused("is not a file") as error:
-        read_splits(options(tmp_path / "all.csv", dataset="csv"))
+        read(tmp_path / "all.csv", dataset="csv")
     for part in ("(18 of 18 are none)", "(2 of 2 are none)", "DATA.IMAGE_ROOT"):
         assert part in str(error.value)

@@ -11,6 +11,7 @@ from source_helpers import (
     labels_of,
     names_of,
     options,
+    read,
     rows_of,
     tree,
     typed,
@@ -23,7 +24,7 @@ from configs.yaml_io import parse_value
 from datasets.reading import unlabelled
 from datasets.recognition import recognize_dataset
 from datasets.sources.checks import check_images
-from datasets.sources.split import History, RunSplit, as_read_before
+from datasets.sources.split import RunSplit
 from datasets.sources.tables import search
 
 FILES = [f"{number}.png" for number in range(30)]
@@ -55,14 +56,10 @@ def labelled(table):
     return lambda labels, **columns: table(files=FILES, file=FILES, label=labels, **columns)
 
 
-def read(path, num_classes=None, class_names=None, known=None, is_new=True, checked=False, **values):
-    """The splits of the data set that is recognized: (samples, ...)."""
-    data = recognize_dataset(options(path, **values), CPU)
-    data = data if is_new else as_read_before(data, known or RunSplit(0, 0.1, ()))
-    how = {"class_names": class_names, "history": History(known), "is_new": is_new, "with_test": True}
-    splits = read_samples(data, num_classes, CPU, "train", "val", **how)
-    if checked:
-        splits[0].notes += check_images(splits, data, CPU)
+def read_checked(path, **values):
+    """As `read`, with the notes and findings of the images."""
+    splits = read(path, **values)
+    splits[0].notes += check_images(splits, options(path, **values), CPU)
     return splits
 
 
@@ -381,9 +378,9 @@ def test_the_folder_of_images_is_found_by_its_name_or_if_it_is_the_only_one(
     file = table(table_name, files, id=range(30), label=LABELS)
     if not expected:
         with refused(r"DATA\.IMAGE_ROOT"):
-            read(file, checked=True)
+            read_checked(file)
         return
-    for samples in read(file, checked=True):
+    for samples in read_checked(file):
         assert samples.root == tmp_path / expected
     assert unlabelled(str(file), options(tmp_path), None).name(3) == str(tmp_path / expected / "3.png")
 
@@ -394,7 +391,7 @@ def test_images_in_several_folders_are_found_by_their_names(table, tmp_path, nam
     files = [f"part_{1 + number % 2}/{number}.png" for number in range(30)]
     ids = [number if names == "id" else names.format(number) for number in range(30)]
     file = table("metadata.csv", files, id=ids, label=LABELS, lesion=[number // 2 for number in range(30)])
-    train, val = read(file, checked=True, groups="lesion", columns={"path": "id"})
+    train, val = read_checked(file, groups="lesion", columns={"path": "id"})
     assert classes_of(train, val) == dict(zip(FILES, LABELS, strict=True))
     assert {one.name(n) for one in (train, val) for n in range(len(one))} == {f"{tmp_path}/{path}" for path in files}
     assert sum(groups_apart(train, val)) == 15
@@ -405,10 +402,10 @@ def test_images_in_several_folders_are_found_by_their_names(table, tmp_path, nam
         for number in range(90):
             (tmp_path / f"part_1/{number}.txt").touch()
         with refused(r"DATA\.IMAGE_ROOT"):
-            read(file, checked=True, columns={"path": "id"})
+            read_checked(file, columns={"path": "id"})
     write_image(tmp_path / "part_2" / "0.png")
     with refused(r"DATA\.IMAGE_ROOT"):
-        read(file, checked=True, columns={"path": "id"})
+        read_checked(file, columns={"path": "id"})
 
 
 def test_rows_that_are_there_twice_are_counted(table):

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import each_row, line_of, noise_folder, read_samples, refused
-from source_helpers import options, read_splits, write_image
+from source_helpers import options, read, write_image
 from torchvision import datasets as theirs
 
 from configs.yaml_io import parse_value
@@ -97,8 +97,8 @@ SAME = {  # the data set, DATA.KWARGS, the maker of the files, and the arguments
 }
 
 
-def read(given):
-    return dict(zip(("train", "val", "test"), read_splits(given), strict=False))
+def splits_of(given, **values):
+    return dict(zip(("train", "val", "test"), read(given, **values), strict=False))
 
 
 @pytest.mark.parametrize("case", SAME)
@@ -107,8 +107,8 @@ def test_images_labels_and_splits_are_torchvisions(case, tmp_path, monkeypatch):
     make(tmp_path, monkeypatch)
     kind = getattr(theirs, case.replace("cifar", "CIFAR"))
     given = options(tmp_path, dataset=name, kwargs=kwargs or None)
-    ours = read(given)
-    again = read(given)
+    ours = splits_of(given)
+    again = splits_of(given)
     assert ours.keys() == {"train", "val"} | arguments.keys()
     for split, of_split in arguments.items():
         images = kind(str(tmp_path), **{**kwargs, **of_split})
@@ -150,7 +150,7 @@ def server(tmp_path, monkeypatch):
 )
 def test_the_data_may_be_the_folder_that_torchvision_makes(make, name, inner, tmp_path, monkeypatch):
     make(tmp_path, monkeypatch)
-    outside, inside = (read(options(root, dataset=name)) for root in (tmp_path, tmp_path / inner))
+    outside, inside = (splits_of(root, dataset=name) for root in (tmp_path, tmp_path / inner))
     assert outside.keys() == inside.keys() == {"train", "val", "test"}
     for split, samples in outside.items():
         assert np.array_equal(samples.checksums(), inside[split].checksums())
@@ -161,12 +161,12 @@ def test_damaged_files_are_neither_opened_nor_followed(tmp_path, monkeypatch):
     for content in (pickle.dumps(Reduced(open, str(tmp_path / "ran"), "w")), pickle.dumps({"labels": [], "data": []})):
         cifar(tmp_path, monkeypatch, content)
         with refused(r"CIFAR10 .*DATA.DOWNLOAD"):
-            read(options(tmp_path, dataset="cifar10"))
+            splits_of(tmp_path, dataset="cifar10")
     assert not (tmp_path / "ran").exists()
     textures(tmp_path / "data", monkeypatch)
     write(tmp_path / "data/dtd/dtd/labels/val1.txt", "../x.jpg\n")
     with refused(r"x\.jpg'"):
-        read(options(tmp_path / "data", dataset="torch/DTD"))
+        splits_of(tmp_path / "data", dataset="torch/DTD")
 
 
 def test_caltech_is_downloaded_by_torchvisions_class(tmp_path, monkeypatch):
@@ -179,7 +179,7 @@ def test_caltech_is_downloaded_by_torchvisions_class(tmp_path, monkeypatch):
 
     monkeypatch.setattr(theirs, "Caltech101", caltech)
     data = options(tmp_path / "data", dataset="torchvision/Caltech101")
-    splits = read_splits(data.changed(download=True))
+    splits = read(data, download=True)
     assert splits[0].class_names == ["crab", "wild_cat"]
     assert (tmp_path / "data/101_ObjectCategories/crab").is_dir()
     assert len(list((tmp_path / "data").iterdir())) == 1
@@ -204,7 +204,7 @@ torchvision/STL10 | {data_path: nowhere} | nowhere:
 @each_row(REFUSED)
 def test_refusals(name, values, part, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy", None)
-    message = line_of(read, options(tmp_path, dataset=name).changed(**parse_value(values)))
+    message = line_of(splits_of, options(tmp_path, dataset=name), **parse_value(values))
     assert part in message
     assert len(message) < 600
     assert not list(tmp_path.iterdir())
@@ -229,17 +229,17 @@ def mnist(server, tmp_path, monkeypatch):
 def test_a_download_is_checked_and_leaves_no_parts(mnist, tmp_path):
     theirs.MNIST.resources[-1][1] = "0" * 32
     with refused("MNIST"):
-        read(mnist)
+        splits_of(mnist)
     assert not list((tmp_path / "new/data").iterdir())
 
 
 def test_a_download_is_made_once_by_one_rank(mnist, cpu, tmp_path, monkeypatch):
     with refused("no such folder"):  # another rank waits, and downloads nothing
         read_samples(mnist, None, replace(cpu, rank=1), "test")
-    assert np.array_equal(read(mnist)["test"].images, DIGITS[:, None])
+    assert np.array_equal(splits_of(mnist)["test"].images, DIGITS[:, None])
     assert [path.name for path in (tmp_path / "new/data").iterdir()] == ["MNIST"]
     monkeypatch.setattr(theirs.MNIST, "mirrors", [])
-    assert len(read(mnist)["train"]) == 30
+    assert len(splits_of(mnist)["train"]) == 30
 
 
 def test_an_archive_writes_nothing_outside_its_folder(server, tmp_path, monkeypatch):
@@ -250,5 +250,5 @@ def test_an_archive_writes_nothing_outside_its_folder(server, tmp_path, monkeypa
     monkeypatch.setattr(theirs.CIFAR10, "tgz_md5", hashlib.md5((server / "cifar.tar.gz").read_bytes()).hexdigest())
     monkeypatch.setattr(theirs.CIFAR10, "url", (server / "cifar.tar.gz").as_uri())
     with refused("CIFAR10"):
-        read(options(tmp_path / "data", dataset="cifar10", download=True))
+        splits_of(tmp_path / "data", dataset="cifar10", download=True)
     assert not list((tmp_path / "data").iterdir())

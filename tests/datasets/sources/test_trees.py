@@ -4,13 +4,13 @@ import re
 import shlex
 from pathlib import Path
 
-from conftest import each_row, line_of, read_samples, told
-from source_helpers import options, read_splits, tree
+from conftest import each_row, line_of, told
+from source_helpers import read, tree
 
 
-def read(root, **values):
+def read_tree(root, **values):
     """The samples of train, val, and perhaps test, whose labels are the names of folders."""
-    splits = read_splits(options(root, **values))
+    splits = read(root, dataset="folder", **values)
     for samples in splits:
         for index, label in enumerate(samples.targets):
             assert f"/{splits[0].class_names[label]}/" in samples.name(index)
@@ -64,20 +64,19 @@ names of masks | {a,b}/{cat_0,cat_1,mask_0,mask_1,3_mask}.jpg | a b | 8 2 | 0
 
 
 @each_row(TRAINED)
-def test_a_tree_that_trains(name, parts, names, sizes, warnings, tmp_path, cpu):
+def test_a_tree_that_trains(name, parts, names, sizes, warnings, tmp_path):
     root = tree(tmp_path / "R", *parts.split())
-    splits = read(root, dataset="folder")
+    splits = read_tree(root)
     assert splits[0].class_names == names.split()
     assert [*map(len, splits)] == [*map(int, sizes.split())]
     assert len({*told(splits[0].notes, kind="warning")}) == int(warnings)
-    given = options(root, dataset="folder")
-    (again,) = read_samples(given, None, cpu, "train", class_names=names.split())
+    (again,) = read(root, "train", dataset="folder", class_names=names.split())
     assert list(again.paths) == list(splits[0].paths)  # a resumed run reads the same
 
 
 def test_confirmed_folders_are_the_classes_in_splits_of_the_same_folders(tmp_path):
     root = tree(tmp_path, "{seg_train,seg_test}/{a,b}")
-    splits = read(root, dataset="folder", class_folders=True)
+    splits = read_tree(root, class_folders=True)
     assert [*map(len, splits)] == [6, 2, 8]
 
 
@@ -151,17 +150,17 @@ a lost class | {train,val}/{a,b} train/c>unmounted |  | train/c: is a broken lin
 @each_row(REFUSED)
 def test_a_tree_that_is_refused(name, parts, names, text, tmp_path):
     root = tree(tmp_path / "R", *parts.split())
-    message = line_of(read, root)
+    message = line_of(read_tree, root)
     paths = [shlex.split(path)[0] for path in re.findall(r"-data_path=('[^']+'|[^\s;]+)", message)]
     assert paths == [str(root / path) for path in names.split()]
     assert len(message) < 900
     assert text.replace("ALL", "") in message
     for path in paths:  # all images of the folder train, or are evaluated
-        splits = read(path, dataset="folder")
+        splits = read_tree(path)
         assert len(splits[0].class_names) > 1
         assert sum(map(len, splits)) == len([*Path(path).rglob("*.jpg")])
     assert ("DATA.CLASS_FOLDERS=true" in message) == ("ALL" in text)
     assert (" classes in the paths" in message) == ("reads" in text)
     if "ALL" in text:
-        (train, *_) = read(root, dataset="folder", class_folders=True)
+        (train, *_) = read_tree(root, class_folders=True)
         assert len(train.class_names) > 1
