@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -117,18 +118,22 @@ def rows_of(row, paths, **values):
     return rows
 
 
-def write_table(path, rows, header="image_path,target"):
+def write_table(path, rows, header="image_path,target", encoding="utf-8"):
     """A table in text, perhaps without a header. rows: lines with the cells of each."""
     path.parent.mkdir(exist_ok=True)
-    path.write_text("\n".join([*filter(None, [header]), *rows, ""]))
+    path.write_text("\n".join([*filter(None, [header]), *rows, ""]), encoding)
 
 
-def write_rows(file, images, header, row, **values):
-    """Images beside a table, and the row of each in it, as of `rows_of`; returns its file."""
+def write_rows(root, images, name, header, row, encoding="utf-8", **values):
+    """Images beside a table, in which each has its row, see `rows_of`; or tables, by their names in its row."""
     paths = expand(images) if isinstance(images, str) else images
-    tree(file.parent, *paths)
-    write_table(file, rows_of(row, paths, **values), header)
-    return file
+    tree(root, *paths)
+    rows_in = defaultdict(list)
+    for table, text in zip(rows_of(name, paths, **values), rows_of(row, paths, **values), strict=True):
+        rows_in[root / table].append(text)
+    for file, rows in rows_in.items():
+        write_table(file, rows, header, encoding)
+    return root / name
 
 
 def write_set(root, images, tables, values, **_):
@@ -170,6 +175,11 @@ def write_classes(root, **counts):
 
 def names_of(samples):
     return [os.fsdecode(path) for path in samples.paths]
+
+
+def paths_of(*splits):
+    """The paths of all files."""
+    return {samples.name(index) for samples in splits for index in range(len(samples))}
 
 
 def labels_of(*splits):

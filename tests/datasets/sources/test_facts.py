@@ -17,7 +17,19 @@ import test_known_sets
 import test_labels
 import test_tables
 from conftest import cells_of
-from source_helpers import COMMAND, expand, names_of, options, read, rows_of, tree, typed, write_set, write_table
+from source_helpers import (
+    COMMAND,
+    expand,
+    names_of,
+    options,
+    read,
+    rows_of,
+    tree,
+    typed,
+    write_rows,
+    write_set,
+    write_table,
+)
 from test_trees import REFUSED, TRAINED
 
 from configs.yaml_io import parse_value
@@ -159,21 +171,6 @@ lists beside | {a,b}/@.jpg | test_list.txt | | {stem} | | .
 """
 
 
-def write_rows(root, images, table, header, row, values, given):
-    """Writes images, and the row of each into the table that its name gives, or into each of `tables`."""
-    tree(root, *expand(images.replace("@", "{0..11}")))
-    found = sorted(str(path.relative_to(root)) for path in root.rglob("*.*"))
-    words = {"label": "xy", "is_x": "01", "is_y": "10", "value": values.split() or [""]}
-    words["value2"] = str(given.pop("values2", "")).split() or [""]
-    lines = {}
-    for one in given.pop("tables", "all").split() if table else ():
-        names = rows_of(table, found, table=[one], **words)
-        for name, text in zip(names, rows_of(row, found, **words), strict=True):
-            lines.setdefault(name, []).append(text)
-    for name, rows in lines.items():
-        write_table(root / name, rows, header)
-
-
 def readings(root):
     """Each data set: its name, and the options that read it."""
     for group, rows in (
@@ -197,20 +194,22 @@ def readings(root):
         write_table(folder / table, rows_of(row, expand(images), **test_beside.VALUES), header)
         yield f"beside {name}", options(folder, dataset="folder")
     for name, header, row, *_ in (*cells_of(test_tables.COLUMNS)[1:], *cells_of(test_tables.UNCLEAR)[1:]):
-        folder = tree(root / f"table {name}", *test_tables.FILES)
-        write_table(folder / "all.csv", rows_of(row, test_tables.FILES, **test_tables.VALUES), header)
-        yield f"table {name}", options(folder / "all.csv")
+        table = test_tables.FILES, "all.csv", header, row
+        yield f"table {name}", options(write_rows(root / f"table {name}", *table, **test_tables.VALUES))
     for number, (table, folders, _) in enumerate(cells_of(test_tables.FOLDERS)[1:]):
-        folder = tree(
-            root / f"folders {number}", "sample/other.png", *(f"{one}/{{0..29}}.png" for one in folders.split())
-        )
+        folder = root / f"folders {number}"
+        tree(folder, "sample/other.png", *(f"{one}/{{0..29}}.png" for one in folders.split()))
         write_table(folder / table, rows_of("{n},{label}", test_tables.FILES, **test_tables.VALUES), "id,label")
         yield f"images of {table} beside {folders}", options(folder / table)
     for name, images, table, header, row, *rest in cells_of(TABLES.replace("\\\n", ""))[1:]:
         values, path, more = [*rest, ""][:3]
         given = parse_value(more or "{}")
-        folder = root / f"case {name}" / "R"
-        write_rows(folder, images, table, header, row, values, given)
+        words = {"label": "xy", "is_x": "01", "is_y": "10", "value": values.split() or [""]}
+        words["value2"] = str(given.pop("values2", "")).split() or [""]
+        folder = tree(root / f"case {name}" / "R", *expand(images.replace("@", "{0..11}")))
+        found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.*"))
+        for one in given.pop("tables", "all").split() if table else ():
+            write_rows(folder, found, table, header, row, table=[one], **words)
         yield f"case {name}", options(folder / path, **given)
 
 
