@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-import pytest
 from conftest import each_row, line_of
+from pytest import mark
 from source_helpers import answers_to, classes_of, expand, options, read, rows_of, tree, typed, write_table
 
 from datasets.sources.tables.columns import likely_columns
@@ -142,8 +142,8 @@ def bytes_read():
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
-@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts the bytes read as Linux does")
-@pytest.mark.parametrize("is_last", [None, False, True], ids=["unrelated", "first rows", "last rows"])
+@mark.skipif(not Path("/proc/self/io").exists(), reason="counts the bytes read as Linux does")
+@mark.parametrize("is_last", [None, False, True], ids=["unrelated", "first rows", "last rows"])
 def test_a_large_table_near_the_images_is_read_if_a_part_of_it_names_them(is_last, tmp_path):
     names = expand("{a,b}/DSC{0..199}.jpg")
     given = write(tmp_path / "photos", names)

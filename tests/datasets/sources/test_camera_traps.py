@@ -7,6 +7,7 @@ import re
 
 import pytest
 from conftest import ROOT, code_of, each_row, line_of, told
+from pytest import fixture, mark
 from source_helpers import (
     answers_to,
     classes_of,
@@ -41,7 +42,7 @@ EVENT = f"v{{n}},d{{site}},,E{{event}},{TIME},2020-05-30T10:{{end:02}}:00Z,event
 EVENTS = rows_of(EVENT, FILES, **VALUES)[::4]
 
 
-@pytest.fixture
+@fixture
 def package(tmp_path):
     """Writes a package and its images."""
 
@@ -66,7 +67,7 @@ def table_of(given, heading, **names):
     exec(code, {})
 
 
-@pytest.mark.parametrize("rows", [ROWS, EVENTS], ids=["media", "events, in any time zone"])
+@mark.parametrize("rows", [ROWS, EVENTS], ids=["media", "events, in any time zone"])
 def test_a_package_is_a_question_and_the_code_of_the_page_makes_its_table(rows, package, tmp_path):
     pytest.importorskip("pandas")
     given = package(rows)
@@ -158,7 +159,7 @@ Conser-vision:  # features and labels
 )
 
 
-@pytest.mark.parametrize("program", sorted(FAR.keys() - {"GBIF", "Yelp", "Conser-vision"}))
+@mark.parametrize("program", sorted(FAR.keys() - {"GBIF", "Yelp", "Conser-vision"}))
 def test_the_question_has_a_command_for_each_label(program, tmp_path):
     """Also the unlabelled rows are left out, several labels are several; -predict reads the paths of all rows."""
     one_set = FAR[program]

@@ -5,8 +5,8 @@ import re
 import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from conftest import each_row, line_of, told
+from pytest import fixture, mark, raises
 from source_helpers import IMAGE, expand, labels_of, options, read, rows_of, tree, typed, write_table
 
 from configs.yaml_io import parse_value
@@ -18,7 +18,7 @@ PLAIN = ["1,0,0", "0,1,0", "0,0,1", "1,0,0"] * 3
 LISTED = "{label: [ant, bee, cat]%s}"
 
 
-@pytest.fixture
+@fixture
 def table(tmp_path):
     """Writes a table of three labels, whose last rows have these cells, and its images."""
 
@@ -80,7 +80,7 @@ yes,no,maybe | 1 of 39 cells | 1 | false
 """
 
 
-@pytest.mark.parametrize("multi_label", [True, False])
+@mark.parametrize("multi_label", [True, False])
 @each_row(UNREAD)
 def test_other_cells_are_counted_and_each_way_on_works(last, parts, ways, is_advised, multi_label, table):
     rows = last.split(" & ")
@@ -144,9 +144,9 @@ def test_unknown_cells_are_logged_and_stay_unknown(table):
 WRONG = ["{cells: {x: 1}}", "{label: ant, threshold: 1}", LISTED % ", cells: {x: 2}", LISTED % ", cells: 3"]
 
 
-@pytest.mark.parametrize("columns", [*WRONG, LISTED % ", threshold: high"])
+@mark.parametrize("columns", [*WRONG, LISTED % ", threshold: high"])
 def test_wrong_options(columns, table):
-    with pytest.raises(ValueError, match=r"COLUMNS: (cells|threshold)"):
+    with raises(ValueError, match=r"COLUMNS: (cells|threshold)"):
         read_labels(table(), columns)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import CPU, each_row, refused, samples_for, told
+from pytest import fixture, mark, raises
 from source_helpers import options, tree, without_other_ranks, write_classes, write_image
 
 from configs.batch_plan import plan_batches
@@ -35,7 +36,7 @@ def config_for(root: Path, dataset: str, *given: str):
 
 def report_on(root: Path, dataset: str, *given: str) -> list[str]:
     """The lines of the error about both splits."""
-    with pytest.raises(UserError) as caught:
+    with raises(UserError) as caught:
         samples_for(config_for(root, dataset, *given), CPU, "train", "val")
     return str(caught.value).split("\n  ")
 
@@ -50,7 +51,7 @@ WRONG = {  # of a list and of a table: the lines, and the numbers of lines that 
 }
 
 
-@pytest.mark.parametrize("dataset", WRONG)
+@mark.parametrize("dataset", WRONG)
 def test_one_report_names_all_problems(dataset, tmp_path):
     name, lines, numbers = WRONG[dataset]
     tree(tmp_path, "a.jpg", "b.jpg")
@@ -140,7 +141,7 @@ DEEP_WRITERS = {
 }
 
 
-@pytest.mark.parametrize("kind", DEEP_WRITERS)
+@mark.parametrize("kind", DEEP_WRITERS)
 def test_few_levels_are_a_warning_in_each_format_and_its_range_is_the_one_to_use(tmp_path, cpu, kind):
     """Values of 12 bits, and a defective pixel."""
     for number in range(12):
@@ -168,7 +169,7 @@ def test_few_levels_are_a_warning_in_each_format_and_its_range_is_the_one_to_use
 # Ranks
 
 
-@pytest.fixture
+@fixture
 def answers(monkeypatch):
     """Calls a function, which makes one collective call, on two ranks in turn; returns their results or errors."""
     without_other_ranks(monkeypatch)
@@ -218,7 +219,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@mark.parametrize("case", CASES)
 def test_ranks_with_other_data_are_named(tmp_path, answers, case):
     dataset, write, change = CASES[case]
     if dataset == "tar":
@@ -249,7 +250,7 @@ def test_images_in_memory(answers):
         assert found == [None, None] if pair[0] is pair[1] else all("rank 1 (node2)" in answer for answer in found)
 
 
-@pytest.mark.parametrize("predicts", [False, True])
+@mark.parametrize("predicts", [False, True])
 def test_evaluations_and_predictions_compare_too(tmp_path, answers, predicts):
     for host in ("node1", "node2"):
         write_folders(tmp_path / host)
@@ -266,7 +267,7 @@ def test_evaluations_and_predictions_compare_too(tmp_path, answers, predicts):
     assert all(count in answer for answer in answers(read) for count in counts)
 
 
-@pytest.mark.parametrize("size, total, ranks", [(32, None, 1), (32, None, 4), (8, 32, 1), (32, 64, 2)])
+@mark.parametrize("size, total, ranks", [(32, None, 1), (32, None, 4), (8, 32, 1), (32, 64, 2)])
 def test_the_batch_sizes_of_the_error_fill_a_batch(size, total, ranks):
     samples = FakeImages(26, 2, (8, 8))
     context = replace(CPU, world_size=ranks)
@@ -299,8 +300,8 @@ def refuse(value: object, context: ProcessContext, source: int) -> object:
     raise FileNotFoundError
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+@mark.slow
+@mark.parametrize(
     ("hosts", "sees", "counts"),
     [(("a", "a"), True, [1, 0]), (("a", "b"), True, [1, 1]), (("a", "a"), False, [1, 1])],
     ids=["one host", "two hosts", "a container without the files"],

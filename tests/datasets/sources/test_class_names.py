@@ -3,8 +3,8 @@
 import pickle
 from unicodedata import normalize
 
-import pytest
 from conftest import CPU, each_row, read_samples, refused, told
+from pytest import mark
 from source_helpers import names_of, options, write_classes, write_image, write_table
 
 from datasets.sources.class_names import number_of_classes
@@ -53,8 +53,8 @@ def test_names_that_differ_only_in_case_are_named(tmp_path):
     assert told(samples.notes, kind="warning") == ["classes 'Dog', 'dog' differ only in case"]
 
 
-@pytest.mark.parametrize("dataset", ["folder", "csv"])
-@pytest.mark.parametrize("form, known", [("NFC", "NFD"), ("NFD", "NFC")])
+@mark.parametrize("dataset", ["folder", "csv"])
+@mark.parametrize("form, known", [("NFC", "NFD"), ("NFD", "NFC")])
 def test_names_are_equal_in_every_unicode_form(tmp_path, dataset, form, known):
     """In NFD, as on macOS, the first class is 'A' and a diaeresis, and stands before 'Bee'. Files keep their names."""
     classes = ["Bee", "Ähre"]

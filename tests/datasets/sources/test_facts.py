@@ -10,13 +10,13 @@ import os
 import re
 from pathlib import Path
 
-import pytest
 import test_beside
 import test_camera_traps
 import test_known_sets
 import test_labels
 import test_tables
 from conftest import cells_of
+from pytest import mark
 from source_helpers import (
     COMMAND,
     expand,
@@ -269,7 +269,7 @@ def lines_of(root):
         assert not answers, (name, text)
 
 
-@pytest.mark.slow
+@mark.slow
 def test_each_tree_and_table_is_read_as_before(tmp_path):
     lines = [*lines_of(tmp_path)]
     assert len(lines) > 300

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
-import pytest
 from conftest import CPU, each_row, line_of, read_samples, refused, told
 from PIL import Image
+from pytest import fixture, mark
 from source_helpers import (
     assert_refused,
     expand,
@@ -45,7 +45,7 @@ from utils.errors import did_you_mean
 HEIC = b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(100)
 
 
-@pytest.fixture(params=[None, "decodes"])
+@fixture(params=[None, "decodes"])
 def heif(monkeypatch, request):
     """With and without the package that decodes HEIC."""
 
@@ -126,8 +126,8 @@ def test_paths_are_decoded_only_for_a_table_beside_them(tmp_path, monkeypatch):
     assert decoded == [6]
 
 
-@pytest.mark.parametrize("images", ["{a,b}/photo{10,11,12}.jpg", "images/{a,b}/photo{10,11,12}.jpg"])
-@pytest.mark.parametrize("line, is_named", [("photo12", True), ("a/photo12.jpg", True), ("pytest==9", False)])
+@mark.parametrize("images", ["{a,b}/photo{10,11,12}.jpg", "images/{a,b}/photo{10,11,12}.jpg"])
+@mark.parametrize("line, is_named", [("photo12", True), ("a/photo12.jpg", True), ("pytest==9", False)])
 def test_a_list_of_test_images_beside_class_folders_is_named(images, line, is_named, tmp_path):
     tree(tmp_path, images)
     (tmp_path / "test_list.txt").write_text(f"{line}\n")
@@ -231,7 +231,7 @@ def test_first_frames_are_counted(tmp_path):
     assert "a/0.tif" in note
 
 
-@pytest.mark.parametrize("extra, number", [(2, 0), (0, 1)], ids=["alpha", "near infrared"])
+@mark.parametrize("extra, number", [(2, 0), (0, 1)], ids=["alpha", "near infrared"])
 def test_bands_after_the_colors_are_counted_unless_they_are_alpha(extra, number, tmp_path):
     tree(tmp_path, "{a,b}")
     (tmp_path / "a/4.tif").write_bytes(tiff16(np.ones((4, 5, 4)), extra=extra))

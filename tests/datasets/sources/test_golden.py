@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import CPU, values_of
+from pytest import mark
 from source_helpers import expand, options, rows_of, tree, write_table
 
 from datasets.reading import read_data
@@ -174,7 +175,7 @@ def readings(root):
             yield f"{layout}, initial weights", *read(root, other, "train", "val", initial=run)[:2]
 
 
-@pytest.mark.slow
+@mark.slow
 def test_readings_are_those_of_the_committed_digests(tmp_path):
     lines = [" | ".join(reading) for reading in readings(tmp_path)]
     assert len(lines) > 150

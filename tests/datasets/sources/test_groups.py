@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 
 import numpy as np
-import pytest
 from conftest import CPU, each_row, line_of, refused, told
+from pytest import mark
 from source_helpers import answers_to, expand, groups_apart, options, read, rows_of, tree, typed, write_table
 
 from datasets.reading import read_data
@@ -102,7 +102,7 @@ def test_names_of_classes_are_no_patients():
     assert not notes_on([f"{label}/{number}.jpg" for label in "ab" for number in range(40)])  # of each class
 
 
-@pytest.mark.parametrize("kind", ["folder", "csv"])
+@mark.parametrize("kind", ["folder", "csv"])
 def test_the_expression_of_a_warning_works_when_typed(kind, tmp_path):
     paths = in_classes(files_of("P10{c:02}_{few}"))
     tree(tmp_path, *paths)
@@ -125,11 +125,11 @@ def test_columns_of_groups_are_proposed_and_a_wrong_name_leads_to_the_right_one(
     (note,) = told(read(tmp_path, dataset="csv")[0].notes, "DATA.GROUPS")
     assert [one.groups for one in typed(note, options(tmp_path, dataset="csv"))] == ["individual"]  # of 5 or more
     write_table(tmp_path / "val.csv", rows, "image_path,target,station,individual")
-    (note,) = told(read_splits(options(tmp_path, dataset="csv"))[0].notes, kind="screen")  # nothing is cut
+    (note,) = told(read(tmp_path, dataset="csv")[0].notes, kind="screen")  # nothing is cut
     assert "DATA.GROUPS=individual" in note
 
 
-@pytest.mark.parametrize("name", ["Patient (ID)", "Patient ("])
+@mark.parametrize("name", ["Patient (ID)", "Patient ("])
 def test_a_column_with_parentheses_is_a_column(name, tmp_path):
     paths = in_classes(files_of("P1{c:03}_{s}"))
     rows = rows_of("{path},{folder},{of_seven}", paths, of_seven="0123456")

@@ -7,9 +7,9 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
-import pytest
 from conftest import cells_of, line_of, told
 from PIL import Image, features
+from pytest import fixture, raises
 from source_helpers import options, read, tree, write_classes
 
 from datasets.sources import checks
@@ -31,7 +31,7 @@ def both_splits(root: Path) -> list[Samples]:
     return [ImageFolders(Wanted(options(root))).read(split) for split in ("train", "val")]
 
 
-@pytest.fixture
+@fixture
 def samples_of(tmp_path):
     """Writes the contents as images of one class, beside another class; all are training images."""
 
@@ -125,7 +125,7 @@ def test_headers_of_jpegs_and_pngs_show_all_that_decoding_refuses_but_damaged_pi
 def test_a_run_that_ends_at_an_unreadable_image_names_those_that_only_decoding_finds(samples_of, tmp_path, cpu):
     """Who has seven damaged images, of which one looks so at its header, started seven runs."""
     samples = samples_of(empty=b"", pixels=REFUSED["pixels.png"])
-    with pytest.raises(Findings, match="2 images"):
+    with raises(Findings, match="2 images"):
         check_images([samples], options(tmp_path), cpu)
 
 
@@ -161,7 +161,7 @@ def test_of_many_files_all_of_some_sizes_are_checked(tmp_path, cpu, monkeypatch)
         checks, "_looks_intact", lambda *which: opened.append(which[0].name(which[1])) or looks_intact(*which)
     )
     monkeypatch.setattr(checks, "_MOST_CHECKED", 32)
-    with pytest.raises(Findings, match="2 images"):
+    with raises(Findings, match="2 images"):
         check_images(splits, options(tmp_path), cpu)
     assert len({*opened}) == 32
     assert {Path(name).name for name in opened} >= {"0.bmp", "1.bmp"}
@@ -172,7 +172,7 @@ def test_of_many_files_all_of_some_sizes_are_checked(tmp_path, cpu, monkeypatch)
     assert told(check_images(splits, options(tmp_path), cpu), "32 of 120", "log")
     opened = os.listdir("/proc/self/fd")
     monkeypatch.setattr(checks, "ThreadPoolExecutor", Mock(side_effect=RuntimeError("can't start new thread")))
-    with pytest.raises(RuntimeError):
+    with raises(RuntimeError):
         check_images(splits, options(tmp_path), cpu)
     assert len(os.listdir("/proc/self/fd")) <= len(opened)
 

@@ -3,9 +3,9 @@
 import re
 
 import numpy as np
-import pytest
 from conftest import code_of, line_of, refused, told
 from PIL import Image
+from pytest import mark
 from source_helpers import (
     answers_to,
     classes_of,
@@ -62,7 +62,7 @@ CBIS-DDSM:
 """)
 
 
-@pytest.mark.parametrize("name", SETS)
+@mark.parametrize("name", SETS)
 def test_each_command_reads_the_published_labels(name, tmp_path):
     root = tmp_path / name.split("-")[0]
     images = write_set(root, **SETS[name])
@@ -80,8 +80,8 @@ def test_each_command_reads_the_published_labels(name, tmp_path):
 VECTORS = ["[0, 1, 0]", "[1.0, 0.0, 0.0]", "0 0 1", "(0,0,1,1)"]
 
 
-@pytest.mark.parametrize("multi_label", [True, False])
-@pytest.mark.parametrize("vector", VECTORS)
+@mark.parametrize("multi_label", [True, False])
+@mark.parametrize("vector", VECTORS)
 def test_a_number_per_class_in_a_cell_is_refused(vector, multi_label, tmp_path):
     tree(tmp_path, *IMAGES)
     write_table(tmp_path / "a.csv", rows_of(f'{{path}},"{vector}"', IMAGES), "path,label")
@@ -93,14 +93,14 @@ def test_a_number_per_class_in_a_cell_is_refused(vector, multi_label, tmp_path):
             read(given.changed(columns={"path": "path", "label": "label"}))
 
 
-@pytest.mark.parametrize("label", ["[0, 1]", "1 0", "[0, 1, 2]", "[2, 1]"])
+@mark.parametrize("label", ["[0, 1]", "1 0", "[0, 1, 2]", "[2, 1]"])
 def test_lists_of_numbers_are_labels(label, tmp_path):
     write_table(tree(tmp_path, *IMAGES) / "a.csv", rows_of(f'{{path}},"{label}"', IMAGES), "path,label")
     train, _ = read(tmp_path / "a.csv", multi_label=True)
     assert train.targets[0].sum() == len({*label} & {*"012"})
 
 
-@pytest.mark.parametrize("numbers", ["011", ["0.0", "1.0", "1.0"]])
+@mark.parametrize("numbers", ["011", ["0.0", "1.0", "1.0"]])
 def test_rows_of_absent_labels_are_refused(numbers, tmp_path):
     """Open Images: a row with the confidence 0 says that the label is not in the image."""
     file = tree(tmp_path, *IMAGES) / "all.csv"
@@ -119,7 +119,7 @@ def test_rows_of_absent_labels_are_refused(numbers, tmp_path):
 SLIDES = expand("TCGA-{A1,3F,XX,B7,Q0,9Z}")
 
 
-@pytest.mark.parametrize("place", [".", "tiles"])
+@mark.parametrize("place", [".", "tiles"])
 def test_a_table_of_slides_beside_their_folders_is_a_question(place, tmp_path, monkeypatch):
     """TCGA: the code of the docs gives the tiles of a slide its label, and they stay in one split."""
     monkeypatch.chdir(tmp_path)
@@ -141,7 +141,7 @@ def test_a_table_of_slides_beside_their_folders_is_a_question(place, tmp_path, m
         assert classes_of(*splits) == expected
 
 
-@pytest.mark.parametrize("names", [["tench", "shark", "crane"], ["bird", "fish", "crab"]])
+@mark.parametrize("names", [["tench", "shark", "crane"], ["bird", "fish", "crab"]])
 def test_names_of_the_folders_in_a_table_are_no_question(names, tmp_path):
     folders = expand("n0{1440764,1484850,2012849}")
     write_table(
@@ -162,7 +162,7 @@ def test_lists_of_splits_become_a_table(tmp_path, monkeypatch):
     assert classes_of(test) == {f"images/{label}/3.jpg": label for label in ("apple_pie", "waffles")}
 
 
-@pytest.mark.parametrize("line", ["{}.png", "images/{}", "{}.png 3", "{},3"])
+@mark.parametrize("line", ["{}.png", "images/{}", "{}.png 3", "{},3"])
 def test_lists_of_splits_beside_a_table_are_named_until_they_are_a_column(line, tmp_path, monkeypatch):
     """ChestX-ray14: the code of the docs keeps the official test images."""
     monkeypatch.chdir(tmp_path)

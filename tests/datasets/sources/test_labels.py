@@ -1,7 +1,7 @@
 """DATA.LABELS: labels in paths; the advice in errors about images without class folders trains when it is typed."""
 
-import pytest
 from conftest import each_row, line_of, refused
+from pytest import mark
 from source_helpers import classes_of, expand, names_of, options, read, tree
 
 from configs.yaml_io import parse_value
@@ -72,7 +72,7 @@ def test_paths_without_one_meaning_are_named(files, named, tmp_path):
     assert named in line_of(read, tree(tmp_path, *files.split()), labels="(.)_")
 
 
-@pytest.mark.parametrize("name, header, line", [
+@mark.parametrize("name, header, line", [
     ("{}_list.txt", "", "{}\n"), ("{}_list.txt", "", "{} 7\n"),
     ("{}.csv", "image_path\n", "{}\n"), ("{}.csv", "image_path,age\n", "{},3\n"),
 ])  # fmt: skip

@@ -3,8 +3,8 @@
 import os
 import shutil
 
-import pytest
 from conftest import config_for, read_samples, refused
+from pytest import mark
 from source_helpers import assert_refused, labels_of, names_of, options, read, write_classes, write_image
 
 from datasets.reading import unlabelled
@@ -25,7 +25,7 @@ def test_imagenet_lists(tmp_path):
     assert samples.open(0, 1).pixels.shape == (1, 9, 12)
 
 
-@pytest.mark.parametrize("images", [["a 1.jpg", "b.jpg"], ["x/a 1.jpg", "x/b.jpg"], ["p1/a 1.jpg", "p2/b.jpg"]])
+@mark.parametrize("images", [["a 1.jpg", "b.jpg"], ["x/a 1.jpg", "x/b.jpg"], ["p1/a 1.jpg", "p2/b.jpg"]])
 def test_the_images_of_a_list_are_found_as_of_a_table(images, tmp_path):
     """In its folder, in the only one there, or by their names; a number or a name after a path is no part of it."""
     for image in images:
@@ -39,7 +39,7 @@ def test_the_images_of_a_list_are_found_as_of_a_table(images, tmp_path):
             assert [samples.name(index) for index in range(2)] == [str(tmp_path / image) for image in images]
 
 
-@pytest.mark.parametrize("place", ["", "data_256/"])
+@mark.parametrize("place", ["", "data_256/"])
 def test_a_list_may_write_the_folder_of_the_images_as_the_root(place, tmp_path):
     """As Places365's lists do; the file is the data set."""
     labels = {f"aa/{name}/{number}.jpg": label for label, name in enumerate(("airfield", "alley")) for number in "123"}
@@ -83,7 +83,7 @@ def test_paths_with_commas_and_ids_without_ending(tmp_path):
 # Test images
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "dataset, file, content",
     [("folder", "test/x.jpg", ""), ("csv", "test.csv", "image_path\nx.jpg"), ("imagenet2012", "test_list.txt", "x")],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import CPU, read_samples
+from pytest import fixture, mark, raises
 from source_helpers import options, read, write_table
 
 from datasets.sources import shared_arrays
@@ -17,7 +18,7 @@ from datasets.sources.shared_arrays import share_arrays
 from tests.datasets.shards.tar_files import numbered, tar_of
 
 
-@pytest.fixture
+@fixture
 def temporary(tmp_path, monkeypatch) -> Path:
     """An empty folder for temporary files."""
     folder = tmp_path / "temporary"
@@ -26,7 +27,7 @@ def temporary(tmp_path, monkeypatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("dataset, number", [("imagenet2012", 10_000), ("csv", 9_000)])
+@mark.parametrize("dataset, number", [("imagenet2012", 10_000), ("csv", 9_000)])
 def test_pickled_samples_are_small(tmp_path, dataset, number):
     names = [f"{number % 10}/{number}.jpg" for number in range(10_000)]
     (tmp_path / "train_list.txt").write_text("\n".join(f"{name} {name[0]}" for name in names))
@@ -52,7 +53,7 @@ def test_pickled_samples_of_many_folders_are_small(tmp_path):
     assert len(pickle.dumps(samples)) < 2_000
 
 
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@mark.parametrize("fraction", [1.0, 0.5])
 def test_pickled_samples_of_shards_are_small(tmp_path, fraction):
     pytest.importorskip("obstore")
     (tmp_path / "train-0.tar").write_bytes(tar_of(numbered(2_100)))
@@ -72,7 +73,7 @@ def test_the_temporary_folder_is_removed_with_the_arrays(temporary):
     received = pickle.loads(pickle.dumps(arrays))
     assert received["a"].tolist() == [0, 1, 2, 3, 4]
     assert received["empty"].shape == (0, 3)
-    with pytest.raises(ValueError, match="read-only"):
+    with raises(ValueError, match="read-only"):
         received["a"][0] = 1
     del received
     gc.collect()
@@ -82,7 +83,7 @@ def test_the_temporary_folder_is_removed_with_the_arrays(temporary):
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("error", [(28, "No space left on device"), ("5 requested and 0 written",)])  # of numpy
+@mark.parametrize("error", [(28, "No space left on device"), ("5 requested and 0 written",)])  # of numpy
 def test_on_a_full_disk_each_process_has_a_copy_and_the_log_one_line(error, temporary, monkeypatch, run_log):
     def full(*_, **__):
         raise OSError(*error)
@@ -105,5 +106,5 @@ def test_a_worker_of_a_rank_that_has_ended_exits_without_a_traceback(temporary):
     assert pickle.loads(pickled)["targets"].tolist() == [0, 1, 2]
     del mapped
     gc.collect()
-    with pytest.raises(SystemExit):
+    with raises(SystemExit):
         pickle.loads(pickled)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import CPU, config_for, eval_loader_for, read_samples, refused, samples_for, told, train_batches_for
+from pytest import fixture, mark
 from source_helpers import assert_refused, options, read, typed, write_image, write_table
 
 from datasets.batch import PADDING
@@ -19,7 +20,7 @@ from datasets.sources.tables.cells import CellValues
 FOLDS = 5
 
 
-@pytest.fixture
+@fixture
 def tables(tmp_path):
     """Writes a table of each split, and the images that its lines name; returns the options."""
 
@@ -97,14 +98,14 @@ WRONG = {  # parts of the error: the targets of train and of val
 }
 
 
-@pytest.mark.parametrize("parts", WRONG)
+@mark.parametrize("parts", WRONG)
 def test_bad_tables_are_refused(tables, parts):
     train, val = WRONG[parts]
     given = tables(has_images=False, train=train, val=val)
     assert_refused(lambda: Tables(Wanted(given)).read("train" if "GB" in parts[0] else "val"), *parts)
 
 
-@pytest.mark.parametrize("end, is_cut", [("", True), ("\n", False)])
+@mark.parametrize("end, is_cut", [("", True), ("\n", False)])
 def test_a_row_of_which_labels_may_be_cut_off_is_refused(tmp_path, end, is_cut):
     """Spreadsheets leave out the separators of empty cells at the end of a line, but not its end."""
     for split in ("train", "val"):
@@ -186,7 +187,7 @@ def made_table(seed, has_groups):
     return targets.astype(np.int8), groups if has_groups else None
 
 
-@pytest.mark.parametrize("has_groups, share_of_dealt, highest", [(False, 0.2, 3), (True, 0.5, 12)])
+@mark.parametrize("has_groups, share_of_dealt, highest", [(False, 0.2, 3), (True, 0.5, 12)])
 def test_folds_of_made_tables_have_their_share_of_each_label(has_groups, share_of_dealt, highest):
     """20 tables: by far closer to the shares than groups or images that are dealt in turn."""
     stratified = []
@@ -204,7 +205,7 @@ def test_folds_of_made_tables_have_their_share_of_each_label(has_groups, share_o
     assert max(stratified) < highest
 
 
-@pytest.mark.parametrize("seed", range(3))
+@mark.parametrize("seed", range(3))
 def test_splits_by_hand(seed):
     """Group 0 has four images with the label, 1 and 2 have two, 3 has none: 0 and 3 are one half, 1 and 2 the other.
 

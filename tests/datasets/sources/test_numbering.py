@@ -1,8 +1,8 @@
 """DATA.RENAME, ONLY_CLASSES and CLASSES name and number the classes of every kind of data; labels may be numbers."""
 
 import numpy as np
-import pytest
 from conftest import CPU, config_for, each_row, read_samples, refused, told
+from pytest import mark
 from source_helpers import classes_of, options, tree, write_data
 
 from datasets.sources.class_names import merged_outputs, rename_classes
@@ -27,7 +27,7 @@ def names_in(samples):
     return [samples.class_names[label] for label in samples.targets.tolist()]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@mark.parametrize("kind", KINDS)
 def test_labels_that_are_numbers_are_renamed_and_left_out(kind, tmp_path):
     data = write_data(tmp_path / "data", kind, **SPLITS)
     merged = ["none" if label == 0 else "ill" for label in LABELS]
@@ -46,7 +46,7 @@ def test_labels_that_are_numbers_are_renamed_and_left_out(kind, tmp_path):
         read(data, only_classes=["7"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@mark.parametrize("kind", KINDS)
 def test_numbers_with_names_of_a_file_are_renamed_and_left_out(kind, tmp_path):
     data = write_data(tmp_path / "data", kind, **SPLITS)
     (tmp_path / "classes.txt").write_text("\n".join(NAMES))
@@ -118,7 +118,7 @@ class Counted(str):
         return str.__eq__(self, other)
 
 
-@pytest.mark.parametrize("count", [500, 1000])
+@mark.parametrize("count", [500, 1000])
 def test_comparisons_grow_with_the_classes_and_not_with_their_square(count):
     names = [Counted(f"class {number}") for number in range(count)]
     others = {Counted(f"class {number}"): Counted(f"new {number // 2}") for number in range(count)}

@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import each_row, line_of, refused, told
+from conftest import CPU, each_row, line_of, refused, told
 from PIL import Image
+from pytest import fixture, mark
 from source_helpers import options, read, typed
-from test_tables import read_checked
 
 from configs.schema import Data
 from datasets.reading import unlabelled
-from datasets.sources.checks import check_files
+from datasets.sources.checks import check_files, check_images
 from datasets.sources.listed.parquet import ParquetImages
 from tests.datasets.photo import encode
 
@@ -48,7 +48,14 @@ def write(file, numbers, names=NAMES, images=None, **columns):
     pq.write_table(pa.table({"image": images} | columns, pa.schema(schema, metadata)), file, row_group_size=4)
 
 
-@pytest.fixture
+def read_checked(path, **values):
+    """As `read`, with the notes and findings of the images."""
+    splits = read(path, **values)
+    splits[0].notes += check_images(splits, options(path, **values), CPU)
+    return splits
+
+
+@fixture
 def hub(tmp_path):
     """Two files of train and one of each other split, beside a README."""
     for number in range(2):
@@ -65,7 +72,7 @@ def classes_of(samples):
     return dict(zip(numbers, (samples.class_names[label] for label in samples.targets), strict=True))
 
 
-@pytest.mark.parametrize("dataset", ["imagenet2012", "folder"])
+@mark.parametrize("dataset", ["imagenet2012", "folder"])
 def test_splits_classes_and_images(hub, dataset):
     splits = read_checked(hub, dataset=dataset)
     assert [len(samples) for samples in splits] == [30, 6, 3]
@@ -101,7 +108,7 @@ def test_each_file_has_its_own_numbers_of_classes(tmp_path):
     assert all(of_both[n] == order[n // 15][n % 3] for n in of_both)
 
 
-@pytest.mark.parametrize("labels", [sorted(NAMES), [0, 5, 10], [Decimal(0), Decimal(5), Decimal(10)]])
+@mark.parametrize("labels", [sorted(NAMES), [0, 5, 10], [Decimal(0), Decimal(5), Decimal(10)]])
 def test_files_without_splits_are_split(tmp_path, labels):
     write(tmp_path / "0.parquet", range(30), None, label=labels * 10)
     train, val = read(tmp_path)
@@ -112,7 +119,7 @@ def test_files_without_splits_are_split(tmp_path, labels):
     assert read(tmp_path / "0.parquet")[0].targets.tolist() == train.targets.tolist()
 
 
-@pytest.mark.parametrize("place", ["split=train/label={}", "class={}/site=1"])
+@mark.parametrize("place", ["split=train/label={}", "class={}/site=1"])
 def test_folders_of_hive(tmp_path, place):
     """polars' and duckdb's PARTITION_BY: label, class and split decide; another key is no label."""
     for name, numbers in {"Cat": range(10), "a%20b": range(10, 20)}.items():
@@ -131,7 +138,7 @@ def test_folders_of_hive(tmp_path, place):
         read(tmp_path)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "of_images, of_labels",
     [
         (pa.binary(), pa.string()), (pa.large_binary(), pa.large_string()), (pa.binary(len(encoded(3))), pa.string()),
@@ -162,7 +169,7 @@ b"1" | {"a": 1} | label'? \(struct<
 
 
 @each_row(OF_OTHER_TYPES)
-@pytest.mark.parametrize("given", [None, {"path": "image", "label": "label"}])
+@mark.parametrize("given", [None, {"path": "image", "label": "label"}])
 def test_a_column_of_another_type_is_named_with_it(tmp_path, image, label, named, given):
     columns = {"image": [literal_eval(image)] * 4, "label": [literal_eval(label)] * 4}
     pq.write_table(pa.table(columns), tmp_path / "x.parquet")
@@ -240,7 +247,7 @@ def test_large_row_groups_are_shuffled_one_by_one(tmp_path, monkeypatch):
     assert np.array_equal(np.sort(train.windows.order(1, 0)), np.arange(len(train)))
 
 
-@pytest.mark.parametrize("names, path", [("mask image", "image"), ("thumbnail photo", "photo"), ("left right", "")])
+@mark.parametrize("names, path", [("mask image", "image"), ("thumbnail photo", "photo"), ("left right", "")])
 def test_the_column_of_images_among_others_is_known_by_its_name_or_each_is_advised(names, path, tmp_path):
     kind = pa.struct([("bytes", pa.binary())])
     columns = {

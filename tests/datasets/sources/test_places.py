@@ -1,8 +1,8 @@
 """The names and files of the images of a table, however its paths are written and wherever the files lie."""
 
 import numpy as np
-import pytest
 from conftest import each_row, line_of, told
+from pytest import mark
 from source_helpers import expand, names_of, options, read, rows_of, tree, typed, write_table
 
 from datasets.reading import unlabelled
@@ -53,7 +53,7 @@ def test_the_rows_of_test_are_test_images_however_their_paths_are_written(path, 
     assert {predicted.name(n) for n in range(len(predicted))} == files
 
 
-@pytest.mark.parametrize("inner", ["", "a/"])
+@mark.parametrize("inner", ["", "a/"])
 def test_the_rows_of_test_are_test_images_also_of_a_table_in_the_folder_of_train(inner, tmp_path):
     images = expand(f"{{train,test}}/{inner}{{0..11}}.png")
     write_table(tree(tmp_path, *images) / "train/labels.csv", rows_of("{path},{label}", images, label="xy"))
@@ -65,8 +65,8 @@ def test_the_rows_of_test_are_test_images_also_of_a_table_in_the_folder_of_train
 LAYOUTS = {"beside the table": ["", ""], "split": ["train/"] * 2, "one": ["img/"] * 2, "two": ["p1/", "p2/"]}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("trained", LAYOUTS)
+@mark.parametrize("layout", LAYOUTS)
+@mark.parametrize("trained", LAYOUTS)
 def test_a_run_holds_out_the_same_images_wherever_they_are_moved(trained, layout, tmp_path):
     held_out = []
     known = None

@@ -9,8 +9,8 @@ import random
 import re
 from itertools import product
 
-import pytest
 from conftest import cells_of
+from pytest import mark
 from source_helpers import COMMAND, IMAGE, options, typed
 
 from datasets.reading import read_alone
@@ -88,8 +88,8 @@ def held_out_in(samples, root):
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("is_table", [False, True])
+@mark.slow
+@mark.parametrize("is_table", [False, True])
 def test_no_training_has_images_of_folders_of_test_and_printed_options_work(is_table, tmp_path):
     for seed in range(CASES):
         draw = random.Random(f"{seed} {is_table}")
@@ -100,7 +100,7 @@ def test_no_training_has_images_of_folders_of_test_and_printed_options_work(is_t
             assert not held_out_in(rows.splits["train"], root), (seed, files)
 
 
-@pytest.mark.slow
+@mark.slow
 def test_a_level_is_the_class_with_and_without_splits(tmp_path):
     """{train,test}/{cat,dog}/{p1,p2} and the same without train/: of all images, and of test/ alone."""
     rows = """

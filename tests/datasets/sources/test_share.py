@@ -3,9 +3,9 @@
 import pickle
 from collections import Counter
 
-import pytest
 import torch
 from conftest import refused
+from pytest import fixture, mark
 from source_helpers import names_of, read, tree, write_data
 
 from tests.datasets.shards.tar_files import write_shards
@@ -14,7 +14,7 @@ SIZES = {"ant": 50, "bee": 20, "wasp": 4}
 HELD_OUT = {"ant": 5, "bee": 2, "wasp": 1}  # a tenth, at least one
 
 
-@pytest.fixture
+@fixture
 def folder(tmp_path):
     return tree(tmp_path / "data", "ant/{1..50}.jpg", "bee/{1..20}.jpg", "wasp/{1..4}.jpg")
 
@@ -43,7 +43,7 @@ def test_whole_groups_are_taken(tmp_path):
     assert 4 <= len({*train.groups}) <= 5
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "tar"])
+@mark.parametrize("kind", ["csv", "parquet", "tar"])
 def test_the_images_of_a_share_are_those_of_the_data(kind, tmp_path):
     """Half of 16, by name: the same label and pixels; also as a worker process reads them."""
     root = tmp_path / "data"

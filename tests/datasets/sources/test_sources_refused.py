@@ -2,8 +2,8 @@
 
 import re
 
-import pytest
 from conftest import each_row, line_of, refused
+from pytest import mark
 from source_helpers import read, write_image
 
 from configs.schema import Data
@@ -62,7 +62,7 @@ x.txt | a\0.\0j\0p\0g\0 | x.txt:1: 'a\\x00\.\\x00  # UTF-16
 """
 
 
-@pytest.mark.parametrize("case", FILES)
+@mark.parametrize("case", FILES)
 def test_folders(case, tmp_path):
     dataset, files, part = FILES[case]
     for name, content in files.items():
@@ -73,7 +73,7 @@ def test_folders(case, tmp_path):
         read(tmp_path, dataset=dataset)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@mark.parametrize("rows", ROWS)
 def test_rows(rows, tmp_path, cpu):
     (tmp_path / "train.csv").write_text(f"{TABLE}{rows}\n")
     with refused(ROWS[rows]):
@@ -145,7 +145,7 @@ def test_a_misspelt_path_is_named(tmp_path, cpu):
         read(tmp_path, dataset="imagenet2012")
 
 
-@pytest.mark.parametrize("dataset", [name for name in DATA_SETS if name not in ("digits", "fake") and "/" not in name])
+@mark.parametrize("dataset", [name for name in DATA_SETS if name not in ("digits", "fake") and "/" not in name])
 def test_a_missing_folder(dataset, tmp_path, cpu):
     with refused(f"{tmp_path}/gone"):
         read(tmp_path / "gone", "train", dataset=dataset)

@@ -8,9 +8,9 @@ from itertools import chain
 from unicodedata import normalize
 
 import numpy as np
-import pytest
 import torch
 from conftest import CPU, each_row, line_of, read_samples, refused, told
+from pytest import fixture, mark, raises
 from safetensors.torch import save_file
 from source_helpers import IMAGE, expand, options, rows_of, tree, write_image, write_table
 
@@ -54,7 +54,7 @@ def by_definition(paths, number, seed=0):
     return {path for name in "aä" for path in sorted((p for p in paths if p[0] == name), key=key)[:number]}
 
 
-@pytest.mark.parametrize("seed", [0, 3])
+@mark.parametrize("seed", [0, 3])
 def test_the_smallest_hashes_of_each_class_are_held_out(seed):
     given = {"split_seed": seed, "val_fraction": 0.3}
     val, notes, _ = part(PATHS, "val", **given)
@@ -116,7 +116,7 @@ def test_images_of_the_training_are_named():
     assert note.startswith("Warning: ")
 
 
-@pytest.mark.parametrize("split", ["val", "train"])
+@mark.parametrize("split", ["val", "train"])
 def test_of_the_images_held_out_alone_the_trained_ones_are_counted(split):
     _, _, run = part(PATHS, "train")
     seen = by_definition(PATHS, 2, seed=1) - by_definition(PATHS, 1)
@@ -164,7 +164,7 @@ def test_the_split_of_millions_of_images_fits_into_the_header_of_an_export(tmp_p
     assert read_split(entry, {"SPLIT_SEED": 0, "VAL_FRACTION": 0.1}) == split
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "key, value",
     [
         ("digest", "0"),
@@ -176,11 +176,11 @@ def test_the_split_of_millions_of_images_fits_into_the_header_of_an_export(tmp_p
 )
 def test_a_damaged_entry_is_refused(key, value):
     entry = split_to_entry(part(PATHS, "train", val_fraction=0.9)[2])
-    with pytest.raises(ValueError):
+    with raises(ValueError):
         read_split({ENTRY: entry | {key: value}}, {"VAL_FRACTION": 0.9})
 
 
-@pytest.mark.parametrize("dataset", ["folder", "csv", "tar"])
+@mark.parametrize("dataset", ["folder", "csv", "tar"])
 def test_the_split_of_a_data_set_stays_without_one_image(tmp_path, dataset):
     def held_out(first):
         names = expand("{cat,dog}/{000..019}.jpg")[first:]
@@ -208,7 +208,7 @@ def folds_of(paths, folds, known=None, **values):
     return parts
 
 
-@pytest.mark.parametrize("folds, seed", [(2, 0), (5, 7)])
+@mark.parametrize("folds, seed", [(2, 0), (5, 7)])
 def test_each_image_is_held_out_in_one_fold(folds, seed):
     paths = [f"{name}/{number}.jpg" for name in "abcdefg" for number in range(folds + ord(name) % 5)]
     listed = [*paths, *paths[:9]]  # some twice
@@ -221,7 +221,7 @@ def test_each_image_is_held_out_in_one_fold(folds, seed):
     assert totals == [6] * 5  # not the larger part of each class in the same fold
 
 
-@pytest.mark.parametrize("folds", [2, 5])
+@mark.parametrize("folds", [2, 5])
 def test_an_added_or_removed_image_moves_at_most_one_image_per_boundary(folds):
     rng = np.random.default_rng(folds)
     moved = []
@@ -297,7 +297,7 @@ def folds_of_groups(images, folds):
     return found
 
 
-@pytest.mark.parametrize("largest, is_named", [(14, False), (18, True), (120, True)])
+@mark.parametrize("largest, is_named", [(14, False), (18, True), (120, True)])
 def test_a_fold_far_larger_than_the_mean_is_a_warning_with_its_group(largest, is_named):
     """For people whose figures are of one hospital: its fold trains on a quarter of the images."""
     images = of_hospitals([(largest, 0), *[(10, 0)] * 4])
@@ -354,7 +354,7 @@ def test_a_new_image_of_a_held_out_group_is_validation():
     assert any("the figures are too high: the checkpoint was trained on" in note for note in notes)
 
 
-@pytest.fixture
+@fixture
 def folder(tmp_path):
     return tree(tmp_path / "data", *(path for path, *_ in IMAGES))
 

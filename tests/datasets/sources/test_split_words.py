@@ -2,8 +2,8 @@
 
 import re
 
-import pytest
 from conftest import each_row, line_of, refused, told
+from pytest import mark
 from source_helpers import answers_to, classes_of, expand, names_of, options, read, rows_of, tree, typed, write_table
 
 IMAGES = expand("{0..19}.png")
@@ -27,7 +27,7 @@ def write(root, images, column, values, label="label"):
 
 
 @each_row(COLUMNS)
-@pytest.mark.parametrize("place", ["labels.csv", "."])
+@mark.parametrize("place", ["labels.csv", "."])
 def test_words_of_splits(column, values, sizes, unknown, place, tmp_path):
     """Of a table, and of one beside folders, whose command is the one of the table alone."""
     write(tmp_path, rows_of("p{parity}/{path}", IMAGES, parity="01"), column, values.split())
@@ -44,7 +44,7 @@ def test_words_of_splits(column, values, sizes, unknown, place, tmp_path):
 
 
 @each_row(COLUMNS)
-@pytest.mark.parametrize("label", ["label", "kind", "sex"])
+@mark.parametrize("label", ["label", "kind", "sex"])
 def test_a_column_of_splits_beside_class_folders_is_a_question(label, column, values, sizes, unknown, tmp_path):
     """Also if the labels are those of the folders, or only the folders have labels."""
     write(tmp_path, rows_of("{label}/{path}", IMAGES, label="xxxxyyyy"), column, values.split(), label)
@@ -64,7 +64,7 @@ def test_a_large_table_of_splits_beside_class_folders_is_a_question(tmp_path):
     assert "x.csv" in line_of(read, tmp_path, dataset="folder")
 
 
-@pytest.mark.parametrize("others", [["val"], ["val", "test"]])
+@mark.parametrize("others", [["val"], ["val", "test"]])
 def test_rows_of_test_in_the_table_of_train_are_not_trained_on(others, tmp_path):
     parts = ["train", "train", "val", "test"]
     rows = rows_of("{path},{label},{split}", IMAGES[:16], label="xxxxyyyy", split=parts)

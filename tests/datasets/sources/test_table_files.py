@@ -1,7 +1,7 @@
 """Tables by their content: first lines, ids, tables that are joined, and unrelated tables near the images."""
 
-import pytest
 from conftest import each_row, line_of, refused
+from pytest import mark
 from source_helpers import classes_of, expand, labels_of, options, read, rows_of, tree, typed, write_table
 
 IMAGES = expand("i{00..11}.jpg")
@@ -69,7 +69,7 @@ def test_labels_in_a_table_that_shares_a_column_are_a_question(tmp_path):
     assert read(of_folders)[0].class_names == ["site0", "site1"]
 
 
-@pytest.mark.parametrize("path", ["a\\x{}.jpg", "b/x{}.jpg"])
+@mark.parametrize("path", ["a\\x{}.jpg", "b/x{}.jpg"])
 def test_wrong_paths_are_counted_with_their_fix(path, tmp_path):
     tree(tmp_path, "a/{0..19}.jpg")
     write_table(tmp_path / "all.csv", [f"{path.format(n)},{n % 2}" for n in range(20)], "image,label")

@@ -1,7 +1,7 @@
 """Tables as people download them: columns, splits, encodings, numbers, ids, near paths."""
 
-import pytest
 from conftest import each_row, line_of, refused, told
+from pytest import fixture, mark
 from source_helpers import (
     answers_to,
     classes_of,
@@ -30,7 +30,7 @@ LABELS = ["cat", "dog"] * 15
 SPLITS = ["train"] * 18 + ["val"] * 6 + ["test"] * 6
 
 
-@pytest.fixture
+@fixture
 def labelled(tmp_path):
     """Writes a table of FILES with these labels in turn, and columns of VALUES."""
 
@@ -179,7 +179,7 @@ def test_a_run_that_exists_keeps_its_split_and_encoding(labelled):
     assert train.class_names == ["Gräser", "dog"]
 
 
-@pytest.mark.parametrize("encoding, first", [("gbk", "狗"), ("utf-16-le", "狗"), ("cp1252", "Gräser")])
+@mark.parametrize("encoding, first", [("gbk", "狗"), ("utf-16-le", "狗"), ("cp1252", "Gräser")])
 def test_the_encoding_is_never_guessed(labelled, encoding, first):
     file = labelled([first, "dog"], encoding=encoding)
     with refused(r"DATA\.ENCODING"):
@@ -239,8 +239,8 @@ def test_numbers_without_gaps_are_labels(labelled):
     assert labels_of(*splits) == dict(zip(FILES, [2, 0, 1] * 10, strict=True))
 
 
-@pytest.mark.parametrize("step", [1, -1], ids=["", "in another order"])
-@pytest.mark.parametrize("labels", ["0 A B", "a a_b b", "a b nan"])
+@mark.parametrize("step", [1, -1], ids=["", "in another order"])
+@mark.parametrize("labels", ["0 A B", "a a_b b", "a b nan"])
 def test_labels_of_several_kinds_are_names(labelled, labels, step):
     names = [label.replace("_", " ") for label in labels.split()]
     train, _ = read(labelled(names[::step]))
@@ -263,8 +263,8 @@ def test_classes_that_combine_fewer_words_may_be_several_labels(labelled, labels
     assert bool(told(train.notes, "MULTI_LABEL", "warning")) == (may_be_several == "true")
 
 
-@pytest.mark.parametrize("step", [1, -1], ids=["", "in another order"])
-@pytest.mark.parametrize("labels", ["1 2 B", "0 1 1.5", "['a'] ['a','b'] ['b']", "a|b b|c a|c"])
+@mark.parametrize("step", [1, -1], ids=["", "in another order"])
+@mark.parametrize("labels", ["1 2 B", "0 1 1.5", "['a'] ['a','b'] ['b']", "a|b b|c a|c"])
 def test_labels_without_one_meaning_are_refused(labelled, labels, step):
     with refused(r"all.csv:\d"):
         read(labelled(labels.split()[::step]))
@@ -355,7 +355,7 @@ def test_the_folder_of_images_is_found_by_its_name_or_if_it_is_the_only_one(tabl
     assert unlabelled(str(file), options(tmp_path), None).name(3) == str(tmp_path / expected / "3.png")
 
 
-@pytest.mark.parametrize("name", ["{stem}", "/data/upload/1/{name}", "gs://bucket/{name}"])
+@mark.parametrize("name", ["{stem}", "/data/upload/1/{name}", "gs://bucket/{name}"])
 def test_images_in_several_folders_are_found_by_their_names(name, tmp_path, monkeypatch):
     """As HAM10000's two parts, and the paths of Label Studio and Vertex AI; groups and splits follow."""
     files = rows_of("part_{part}/{path}", FILES, part="12")

@@ -13,8 +13,8 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-import pytest
 from conftest import each_row, line_of, noise_folder, read_samples, refused
+from pytest import fixture, mark
 from source_helpers import options, read, write_image
 from torchvision import datasets as theirs
 
@@ -101,7 +101,7 @@ def splits_of(given, **values):
     return dict(zip(("train", "val", "test"), read(given, **values), strict=False))
 
 
-@pytest.mark.parametrize("case", SAME)
+@mark.parametrize("case", SAME)
 def test_images_labels_and_splits_are_torchvisions(case, tmp_path, monkeypatch):
     name, kwargs, make, arguments = SAME[case]
     make(tmp_path, monkeypatch)
@@ -133,7 +133,7 @@ def test_images_labels_and_splits_are_torchvisions(case, tmp_path, monkeypatch):
             assert np.array_equal(samples.checksums(), other.checksums())
 
 
-@pytest.fixture
+@fixture
 def server(tmp_path, monkeypatch):
     """A folder in place of a web server."""
     (tmp_path / "server").mkdir()
@@ -141,7 +141,7 @@ def server(tmp_path, monkeypatch):
     return tmp_path / "server"
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "make, name, inner",
     [
         (pets, "torch/oxfordiiitpet", "oxford-iiit-pet"),
@@ -213,7 +213,7 @@ def test_refusals(name, values, part, tmp_path, monkeypatch):
 DIGITS = pixels(40, 28, 28)
 
 
-@pytest.fixture
+@fixture
 def mnist(server, tmp_path, monkeypatch):
     """The options of a download of these digits."""
     labels = (np.arange(40) % 10).astype(np.uint8)
