@@ -175,7 +175,7 @@ def old_keys_are_renamed(options: OptionTable) -> Iterator[Note]:
     columns = options.get("DATA.COLUMNS")
     if evaluates and isinstance(columns, dict) and JOIN in columns:
         removed.append(f"DATA.COLUMNS: {JOIN}")
-        options.set("DATA.COLUMNS", {key: value for key, value in columns.items() if key != JOIN})
+        options.set("DATA.COLUMNS", without(columns, (JOIN,)))
     if renamed:
         yield Note("log", f"old keys, renamed: {', '.join(renamed)}")
     if removed:

@@ -19,6 +19,16 @@ PACK = (2, 4, 4)
 
 
 @triton.jit
+def _load(pointers, mask):
+    return tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store(pointers, values, mask):
+    tl.store(pointers, values.to(pointers.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def _keep(at, seed, other_seed, threshold, factor):
     """`factor` with the probability 1 - threshold / 2^31, else 0; from a hash of `at` (murmur3's, with two seeds)."""
     bits = at.to(tl.uint32) ^ seed.to(tl.uint32)
@@ -39,22 +49,22 @@ def add_norm(
     cols = tl.arange(0, BLOCK)
     inside = (rows[:, None] < M) & (cols[None, :] < N)
     at = rows[:, None].to(tl.int64) * N + cols[None, :]
-    v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    v = _load(x + at, inside)
     if ADDS:
-        added = tl.load(a + at, mask=inside, other=0.0).to(tl.float32)
+        added = _load(a + at, inside)
         if DROPS:
             added *= _keep(at, seed, other_seed, threshold, factor)
         if path is not None:
-            added *= tl.load(path + rows // T, mask=rows < M, other=0.0)[:, None]
+            added *= _load(path + rows // T, rows < M)[:, None]
         rounded = (v + added).to(total.dtype.element_ty)
         tl.store(total + at, rounded, mask=inside)
         v = rounded.to(tl.float32)
     m = tl.sum(v, axis=1) / N
     d = tl.where(inside, v - m[:, None], 0.0)
     r = 1 / tl.sqrt(tl.sum(d * d, axis=1) / N + eps)
-    g = tl.load(scale + cols, mask=cols < N, other=0.0).to(tl.float32)
-    b = tl.load(shift + cols, mask=cols < N, other=0.0).to(tl.float32)
-    tl.store(y + at, (d * r[:, None] * g[None, :] + b[None, :]).to(y.dtype.element_ty), mask=inside)
+    g = _load(scale + cols, cols < N)
+    b = _load(shift + cols, cols < N)
+    _store(y + at, d * r[:, None] * g[None, :] + b[None, :], inside)
     tl.store(mean + rows, m, mask=rows < M)
     tl.store(rstd + rows, r, mask=rows < M)
 
@@ -70,7 +80,7 @@ def add_norm_back(
     programs = tl.num_programs(0)
     cols = tl.arange(0, BLOCK)
     good = cols < N
-    g = tl.load(scale + cols, mask=good, other=0.0).to(tl.float32)
+    g = _load(scale + cols, good)
     of_scale = tl.zeros((BLOCK,), tl.float32)
     of_shift = tl.zeros((BLOCK,), tl.float32)
     of_bias = tl.zeros((BLOCK,), tl.float32)
@@ -78,23 +88,23 @@ def add_norm_back(
         rows = block * ROWS + tl.arange(0, ROWS)
         inside = (rows[:, None] < M) & good[None, :]
         at = rows[:, None].to(tl.int64) * N + cols[None, :]
-        o = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
-        v = tl.load(total + at, mask=inside, other=0.0).to(tl.float32)
-        m = tl.load(mean + rows, mask=rows < M, other=0.0)
-        r = tl.load(rstd + rows, mask=rows < M, other=0.0)
+        o = _load(dy + at, inside)
+        v = _load(total + at, inside)
+        m = _load(mean + rows, rows < M)
+        r = _load(rstd + rows, rows < M)
         h = tl.where(inside, (v - m[:, None]) * r[:, None], 0.0)
         of_shift += tl.sum(o, axis=0)
         of_scale += tl.sum(o * h, axis=0)
         w = o * g[None, :]
         d = (w - h * (tl.sum(w * h, axis=1) / N)[:, None] - (tl.sum(w, axis=1) / N)[:, None]) * r[:, None]
-        d = tl.where(inside, d + tl.load(gx + at, mask=inside, other=0.0).to(tl.float32), 0.0)
-        tl.store(dx + at, d.to(dx.dtype.element_ty), mask=inside)
+        d = tl.where(inside, d + _load(gx + at, inside), 0.0)
+        _store(dx + at, d, inside)
         if DROPS:
             d *= _keep(at, seed, other_seed, threshold, factor)
         if path is not None:
-            d *= tl.load(path + rows // T, mask=rows < M, other=0.0)[:, None]
+            d *= _load(path + rows // T, rows < M)[:, None]
         if HAS_DA:
-            tl.store(da + at, d.to(da.dtype.element_ty), mask=inside)
+            _store(da + at, d, inside)
         of_bias += tl.sum(d, axis=0)
     out = sums + first * 3 * N + cols
     tl.store(out, of_scale, mask=good)
@@ -120,11 +130,11 @@ def activate(
     h, y, size, seed, other_seed, threshold, factor, DROPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    v = tl.load(h + at, mask=at < size, other=0.0).to(tl.float32)
+    v = _load(h + at, at < size)
     out = v * _gate(v)[0]
     if DROPS:
         out *= _keep(at, seed, other_seed, threshold, factor)
-    tl.store(y + at, out.to(y.dtype.element_ty), mask=at < size)
+    _store(y + at, out, at < size)
 
 
 @triton.jit(do_not_specialize=ROWS_AND_MASK)
@@ -142,14 +152,14 @@ def activate_back(
         rows = (part * STEPS + step) * ROWS + tl.arange(0, ROWS)
         inside = (rows[:, None] < M) & (cols[None, :] < N)
         at = rows[:, None].to(tl.int64) * N + cols[None, :]
-        v = tl.load(h + at, mask=inside, other=0.0).to(tl.float32)
-        o = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+        v = _load(h + at, inside)
+        o = _load(dy + at, inside)
         if DROPS:
             o *= _keep(at, seed, other_seed, threshold, factor)
         gate, density = _gate(v)
         d = o * (gate + v * density)
         total += d
-        tl.store(dh + at, d.to(dh.dtype.element_ty), mask=inside)
+        _store(dh + at, d, inside)
     tl.store(sums + part * N + cols, tl.sum(total, axis=0), mask=cols < N)
 
 

@@ -85,7 +85,8 @@ def main(argv: list[str]) -> int:
     context = single_process()
     of_old = read_record(str(pairs[0][0])) or NO_RECORD
     typed = _command(pairs[0][0], of_old, rest)
-    has_goal = flags.metric in (None, POINT) and _types_goal(typed)
+    goal = typed.types("EVAL.OPERATING_POINT") and typed.config.eval.operating_point
+    has_goal = bool(goal) and flags.metric in (None, POINT)
     if (has_goal or flags.metric == POINT) and len(pairs) > 1:
         raise UserError(f"-metric={POINT} compares two models; give two runs, or another metric for settings")
 
@@ -119,12 +120,6 @@ class Planned(NamedTuple):
     file: Path
     command: Command
     plan: EvaluationPlan
-
-
-def _types_goal(command: Command) -> bool:
-    """Whether -opts has an operating point; a record of the weights may have one, too."""
-    is_typed = any(option.startswith("EVAL.OPERATING_POINT") for option in command.flags.opts)
-    return is_typed and command.config.eval.operating_point is not None
 
 
 def _note_on_choice(old: Planned, new: Planned) -> None:
@@ -333,7 +328,7 @@ def _evaluate(model: Planned, samples: Samples, context: ProcessContext, logger:
     session = build_evaluation_session(command, context, logger, plan)
     names = plan.samples.class_names
     labels = np.array([names.index(name) if name in names else -1 for name in samples.class_names])
-    batches = build_eval_loader(config.data, samples.with_classes(labels, names), context, config.timeout_seconds)
+    batches = build_eval_loader(config, samples.with_classes(labels, names), context)
     results = session.evaluator.evaluate(session.model, batches)[1]
     assert results  # of one process
     return results

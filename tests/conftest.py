@@ -389,7 +389,7 @@ def train_batches_for(config: Config, samples: Samples, context: ProcessContext)
 
 
 def eval_loader_for(config: Config, samples: Samples, context: ProcessContext) -> Loader:
-    return build_eval_loader(config.data, samples, context, config.timeout_seconds)
+    return build_eval_loader(config, samples, context)
 
 
 def digits_flags(output: Path) -> list[str]:

@@ -351,10 +351,9 @@ def epoch_layout(config: Config, samples: Samples, batch: BatchPlan) -> EpochLay
 
 
 def build_eval_loader(
-    data: Data,
+    config: Config,
     samples: Samples,
     context: ProcessContext,
-    timeout_seconds: float,
     bad_images: BadImageList | None = None,
     first: int = 0,
 ) -> Loader:
@@ -362,9 +361,10 @@ def build_eval_loader(
 
     Unusable images are listed in the batches: `Evaluator.compute` raises their error.
     """
+    data = config.data
     batch_size = min(data.eval_batch_size, len(samples))
     sampler = EvalSampler(len(samples), batch_size, context.rank, context.world_size, first)
-    reader = BatchReader(samples, data, build_eval_host_transform(data), timeout_seconds, lists_bad=True)
+    reader = BatchReader(samples, data, build_eval_host_transform(data), config.timeout_seconds, lists_bad=True)
     return Loader(reader, sampler, context, bad_images)
 
 

@@ -42,7 +42,7 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     folder = open_new_folder(replace(command, config=config), context, logger, "eval-")
     logger.begin(*session.lines)
     bad_images = BadImageList(context.rank).open(folder)
-    batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, bad_images)
+    batches = build_eval_loader(config, samples, context, bad_images)
     started = time.perf_counter()
     if config.data.image_hashes != "none":
         samples.hash_content()
@@ -148,7 +148,7 @@ def label(session: EvaluationSession, folder: Path, options: Prediction, logger:
     classes = config.model.num_logits
     top_k = classes if evaluator.multi_label else max(options.top_k or classes, TOP_K)
     started = time.perf_counter()
-    batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
+    batches = build_eval_loader(config, samples, context)
 
     def draw(batch: Batch, keys: list[Key]) -> None:
         if options.explain:

@@ -80,7 +80,7 @@ class Extraction:
         """
         config = self.config
         context = self.evaluator.context
-        batches = build_eval_loader(config.data, self.samples, context, config.timeout_seconds, self.bad_images)
+        batches = build_eval_loader(config, self.samples, context, self.bad_images)
         evaluator = replace(self.evaluator, class_mask=None, merged={})  # features are no classes
 
         temporary = path.with_name(f".{path.name}.tmp")

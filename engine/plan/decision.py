@@ -122,13 +122,13 @@ def _point(
     """The point of the weights; without a chosen one, the images of an evaluation choose EVAL.OPERATING_POINT."""
     goal = operating_goal(plan.config, names)
     wanted = goal or of_weights
-    is_option = any(option.startswith(_KEY) for option in command.flags.opts)
+    is_option = command.types(_KEY)
     if wanted is None or (goal is None and is_option):
         return None, []  # the option leaves the point out
     if why := _why_no_point(plan):
         return None, [Note("screen", f"{_KEY}: left out, as {why}")]
     chosen = of_weights if of_weights and of_weights.is_chosen else None
-    if chosen and _same_goal(wanted, chosen):
+    if chosen and all(getattr(wanted, key) == getattr(chosen, key) for key in Goal.model_fields):
         return chosen, []
     if not chosen and not command.prediction:
         text = f"{_KEY}: the weights have none; its threshold is chosen on these images"
@@ -150,11 +150,6 @@ def _why_no_point(plan: EvaluationPlan) -> str:
         return "DATA.RENAME merges classes"
     is_masked = plan.class_mask is not None and not plan.class_mask.all()
     return "the logits of other classes are masked" if is_masked else ""
-
-
-def _same_goal(one: Goal, other: Goal) -> bool:
-    keys = {*Goal.model_fields}
-    return one.model_dump(include=keys) == other.model_dump(include=keys)
 
 
 def operating_goal(config: Config, names: Sequence[str]) -> OperatingPoint | None:

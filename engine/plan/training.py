@@ -164,12 +164,6 @@ def _record_of_run(found: FoundCheckpoint, config: Config) -> WeightsRecord:
     return record
 
 
-def _options_of_run(found: FoundCheckpoint) -> dict[str, Any]:
-    """By dotted key. The file may have later plans of TRAIN.MINUTES than the checkpoint."""
-    file = found.path.with_name(RUN_OPTIONS)
-    return with_defaults(read_yaml(file) if file.is_file() else parse_value(found.state["options"]))
-
-
 def _check_fixed_options(found: FoundCheckpoint, command: Command) -> None:
     """Raises UserError: an option differs from the run's that it has from its start to its end."""
     changed = changed_options(found.state["options"], to_yaml(command.config))
@@ -284,7 +278,9 @@ def plan_training(
     if found:
         _check_fixed_options(found, command)
         if command.flags.cfg or config.model.resume == AUTO:  # else the run's options are used
-            config = keep_minutes(config, _options_of_run(found))
+            file = found.path.with_name(RUN_OPTIONS)  # it may have later plans of TRAIN.MINUTES than the checkpoint
+            of_run = read_yaml(file) if file.is_file() else parse_value(found.state["options"])
+            config = keep_minutes(config, with_defaults(of_run))
         resumed = _record_of_run(found, command.config)
         if resumed.gone_labels:
             new = f"start a new run of it with -held_out={quote(str(found.path.parent))}"

@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from configs.compare import with_defaults
-from configs.load import RUN_OPTIONS, flatten
+from configs.compare import values_of, with_defaults
+from configs.load import RUN_OPTIONS
 from configs.schema import Config
 from configs.schema.data import properties_of
 from configs.yaml_io import Values, read_yaml
@@ -227,7 +227,7 @@ def best_epoch(rows: list[Row], metric: Metric) -> tuple[int, float] | None:
 
 def contents_of(record: RunRecord, config: Config, changes: Values | None = None) -> RunContents:
     """What the last lines of a run in this process show. changes: other options, by dotted key."""
-    options = dict(flatten(config.model_dump(by_alias=True, mode="json"))) | (changes or {})
+    options = values_of(config) | (changes or {})
     evaluation = evaluation_in(record.folder / EVALUATION)
     test = EvaluationContents(record.folder / TEST_EVALUATION, {})
     if record.values["result"]["test"]:

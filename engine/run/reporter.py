@@ -250,11 +250,7 @@ class Reporter(Observer):
             # First in the alphabet: TensorBoard's table of hyperparameters shows the first five scalars.
             values |= {f"best/{metric.name}": value for metric, value in metrics.logged().items()}
             values["best/epoch"] = epoch
-        self._send(values, progress.step)
-
-    def _send(self, values: Mapping[str, float | None], step: int) -> None:
-        """Gives the loggers the values that are known."""
-        self.loggers.scalars(without_none(values), step)
+        self.loggers.scalars(without_none(values), progress.step)
 
     def finish(self) -> None:
         """Ends the loggers with the result of the run."""
@@ -286,7 +282,7 @@ class Reporter(Observer):
             self.logger.rank(line)
         if latest.samples and self._bar is not None:
             self._bar.set_postfix_str(f"loss {latest.loss:.4f}", refresh=False)
-        self._send({f"train/{name}": value for name, value in figures.items()}, progress.step)
+        self.loggers.scalars(without_none({f"train/{name}": value for name, value in figures.items()}), progress.step)
         self._first = self._first or (time.perf_counter(), progress.step)
         self._scale = scale
         self._last_report = self._interval_start(sums)

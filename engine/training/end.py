@@ -159,7 +159,7 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int
         if config.model.solves_head:
             metrics, results = evaluate_test_images(config, built, test, bad_images, trainer.trigger.after_last_batch)
         else:
-            batches = build_eval_loader(config.data, test, trainer.context, config.timeout_seconds, bad_images)
+            batches = build_eval_loader(config, test, trainer.context, bad_images)
             metrics, results = built.evaluator.evaluate(built.compute, batches, trainer.trigger.after_last_batch)
     except UserError as error:
         if trainer.context.world_size > 1 and not error.is_shared:  # the other ranks wait for this one

@@ -169,8 +169,8 @@ def _time_evaluations(plan: Plan, state: TrainState, step: float, seconds: float
     longest = step * size * context.world_size / plan.batch.global_size  # of a batch: less than in training
     batches = broadcast_object(min(max(4, int(seconds / longest)), _MAX_TIMED_BATCHES), context)
     first = max(0, math.ceil(images / size) - batches * context.world_size) * size
-    data = config.data.changed(on_bad_image="skip")  # the run names all unreadable images
-    loader = build_eval_loader(data, plan.val, context, config.timeout_seconds, first=first)
+    skipping = config.with_data(on_bad_image="skip")  # the run names all unreadable images
+    loader = build_eval_loader(skipping, plan.val, context, first=first)
     evaluator = build_evaluator(config, state.precision, state.strategy, context)
     ends = [time.perf_counter()]
     for _ in evaluator.classify(state.eval_model, loader, TOP_K, every=1):

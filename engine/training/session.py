@@ -88,7 +88,6 @@ def build_training_session(
     Raises UserError: an option, the weights or the checkpoint are wrong.
     """
     config = plan.config
-    data = plan.config.data
     goal = operating_goal(config, names_of_labels(plan.val, config.model.num_logits))
     bad_images = BadImageList(context.rank)
     batches = TrainBatches(config, plan.train, context, plan.layout)
@@ -121,7 +120,7 @@ def build_training_session(
         state=state,
         position=position,
         batches=batches,
-        val_batches=build_eval_loader(data, plan.val, context, config.timeout_seconds, bad_images),
+        val_batches=build_eval_loader(config, plan.val, context, bad_images),
         evaluator=build_evaluator(config, state.precision, state.strategy, context, TO_CHOOSE._replace(point=goal)),
         bad_images=bad_images,
         solved=solved,

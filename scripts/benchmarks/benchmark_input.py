@@ -42,7 +42,7 @@ from scripts.benchmarks.programs import (
     group_cpu_seconds,
     run_to_end,
 )
-from scripts.benchmarks.turns import PER_CPU, SPEED, Figures, compare, figures_table, ratio_table, speed
+from scripts.benchmarks.turns import PER_CPU, SPEED, Figures, compare, figures_table, ratio_table, speed, speed_ratios
 from scripts.flags import add_flag, flag_parser, split_flags
 from utils.device import keep_freed_memory, synchronize
 from utils.distributed import ProcessContext, single_process
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> int:
         }
         programs = build_programs(flags, rest, images, folder / "start") if flags.timm_train else {}
 
-        def measure(name: str, _: int) -> dict[str, float]:
+        def measure(name: str) -> dict[str, float]:
             if name in FIRST_STEPS:
                 return first_step(programs[name])
             if name in programs:
@@ -122,12 +122,15 @@ def input_tables(figures: Figures) -> list[str]:
     loaders = {name: figures[name] for name in (OURS, TIMM)}
     programs = without(figures, loaders)
     columns = {"images/s": speed, "images per CPU second": partial(speed, figure=PER_CPU)}
-    texts = [figures_table(loaders, columns), ratio_table(loaders, LOADERS, PER_CPU, "of images per CPU second")]
+    texts = [
+        figures_table(loaders, columns),
+        ratio_table(speed_ratios(loaders, LOADERS, PER_CPU), "of images per CPU second"),
+    ]
     if programs:
         units = {"wall_seconds": "wall seconds", "cpu_seconds": "CPU seconds"}
         columns = {unit: partial(speed, figure=figure) for figure, unit in units.items()}
         texts.append(figures_table(programs, columns | {"top-1": partial(speed, figure="top1")}))
-        texts += [ratio_table(programs, PAIRS, figure, f"of {unit}") for figure, unit in units.items()]
+        texts += [ratio_table(speed_ratios(programs, PAIRS, figure), f"of {unit}") for figure, unit in units.items()]
     return texts
 
 

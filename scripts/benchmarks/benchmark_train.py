@@ -147,7 +147,7 @@ def main(argv: list[str]) -> int:
             for label, (name, words) in contenders.items()
         }
 
-        def measure(label: str, _: int) -> dict[str, float]:
+        def measure(label: str) -> dict[str, float]:
             return run_turn(programs[label], flags.warmup, flags.steps, _LIMIT_SECONDS, size)
 
         first, *others = contenders

@@ -225,10 +225,6 @@ def check_comparable(config: Config) -> None:
         )
 
 
-def _flag_table() -> dict[str, Any]:
-    return read_yaml(Path(__file__).with_name("timm_flags.yaml"))
-
-
 def timm_flags(
     config: Config, data_root: Path, output: Path, interval: int, val_split: str = "", trains: bool = True
 ) -> list[str]:
@@ -243,7 +239,7 @@ def timm_flags(
     train = config.train
     height, width = data.input_size
     on_gpu = visible_gpus() > 0
-    table = _flag_table()
+    table = read_yaml(Path(__file__).with_name("timm_flags.yaml"))
     options = values_of(config)
     arguments = options.get("MODEL.KWARGS")  # of TYPE timm: other models keep timm's shape and drop rates
     if model.type == "vit":

@@ -21,7 +21,7 @@ from utils.tables import markdown_table
 
 _LOAD = os.getloadavg()[0]  # before the measurements, which add to it
 Figures = dict[str, dict[str, Any]]  # contender -> figure -> its value in each round; or the reason under "failed"
-Measure = Callable[[str, int], dict[str, float]]
+Measure = Callable[[str], dict[str, float]]
 Columns = dict[str, Callable[[dict[str, Any]], str]]  # header -> the cell for the figures of a contender
 Pairs = Iterable[tuple[str, str]]
 SPEED = "images_per_second"
@@ -36,7 +36,7 @@ def compare(
     measure: Measure,
     texts: Callable[[Figures], list[str]],
     file: Path | None,
-    pairs: Pairs = (),
+    pairs: Pairs,
 ) -> Figures:
     """Takes turns, prints the environment and the tables, writes the JSON file, and returns the figures.
 
@@ -55,7 +55,7 @@ def compare(
     table, *others = texts(figures)
     ratios = speed_ratios(figures, pairs)
     about = ", ".join(f"{name} {value}" for name, value in environment.items())
-    print(about, table, *([ratio_table(figures, pairs)] if ratios else []), *others, sep="\n\n")
+    print(about, table, *([ratio_table(ratios)] if ratios else []), *others, sep="\n\n")
     write_json(file, {"environment": environment, "figures": figures, "ratios": ratios})
     return figures
 
@@ -73,7 +73,7 @@ def take_turns(figures: Figures, rounds: int, measure: Measure, file: Path | Non
             if "failed" in one:
                 continue
             try:
-                measured = measure(name, number)
+                measured = measure(name)
                 outcome = ", ".join(f"{key} {value:.4g}" for key, value in measured.items())
                 for key, value in measured.items():
                     one.setdefault(key, []).append(value)
@@ -108,8 +108,7 @@ def figures_table(figures: Figures, columns: Columns) -> str:
     return markdown_table(["", *columns], rows)
 
 
-def ratio_table(figures: Figures, pairs: Pairs, figure: str = SPEED, of: str = "of images/s") -> str:
-    ratios = speed_ratios(figures, pairs, figure)
+def ratio_table(ratios: dict[str, list[float]], of: str = "of images/s") -> str:
     return markdown_table(["ratio", of], [[name, median_and_range(ratios[name], ".3f")] for name in ratios])
 
 

@@ -113,7 +113,7 @@ class TrainedModel:
         evaluator = replace(built.evaluator, decision=TO_CHOOSE._replace(point=self.decision.goal))
         model = evaluator.precision.compute_copy(built.fp32)
         assert self.samples
-        batches = build_eval_loader(self.config.data, self.samples, evaluator.context, self.config.timeout_seconds)
+        batches = build_eval_loader(self.config, self.samples, evaluator.context)
         metrics, results = evaluator.evaluate(model, batches)
         assert results  # of one process
         interval, _ = confidence_interval(results, metrics.metric)

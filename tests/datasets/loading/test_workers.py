@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from conftest import CPU, ROOT, each_row, each_value, refused
+from conftest import CPU, ROOT, config_for, each_row, each_value, refused
 from pytest import fixture, mark, raises
 
 from configs.command_line import parse_command_line
@@ -170,11 +170,11 @@ def test_number_of_workers_of_a_rank(in_memory, given, on_cpu, on_gpu):
 
 @mark.parametrize("images, workers", [(8, 0), (24, 3), (800, 16)])
 def test_no_worker_is_without_a_batch(images, workers):
-    data = Data.model_validate({"BATCH_SIZE_EVAL": 8})
+    config = config_for("-opts", "DATA.BATCH_SIZE_EVAL=8")
     samples = cifar(images)
     samples.in_memory = False
     context = ProcessContext(0, 0, 1, 1, torch.device("cpu"), core_share=CoreShare(16, "16 cores"))
-    assert build_eval_loader(data, samples, context, timeout_seconds=9)._batches.num_workers == workers
+    assert build_eval_loader(config, samples, context)._batches.num_workers == workers
 
 
 def test_shortage_of_pinned_memory(monkeypatch):
