@@ -1,7 +1,7 @@
 """The temperature of weights against scipy, and on its way from a training to evaluations, predictions and exports."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from conftest import ROOT, SMALL_BATCHES, cli, evaluate, run_here, seeded
+from conftest import ROOT, SMALL_BATCHES, cli, each_value, evaluate, export_as, predict, seeded
 from numpy.random import default_rng
 from pytest import approx, mark
 from scipy.optimize import minimize_scalar
@@ -25,7 +25,6 @@ from engine.checkpoint.weights_record import OPERATING_POINT, decision_to_entrie
 from engine.evaluation.calibration import choose_temperature, temper
 from engine.evaluation.ranking import log_odds
 from engine.evaluation.results import SampleResults, results_of_scores
-from scripts.export import main as export
 from utils.files import read_json
 from utils.metric_table import METRICS
 
@@ -51,8 +50,18 @@ def scipys(loss_at: Callable[[float], float]) -> float:
     return float(np.exp(found.x))
 
 
+SIZES = """
+number | classes
+20 | 2
+300 | 2
+20 | 5
+300 | 5
+400 | 200
+"""
+
+
 @mark.parametrize("scale", [0.1, 0.5, 1, 2.5, 9])
-@mark.parametrize("number, classes", [(20, 2), (300, 2), (20, 5), (300, 5), (400, 200)])
+@each_value(SIZES)
 def test_the_temperature_is_the_one_of_scipy(scale, number, classes):
     """Of float64 logits; unreadable images do not count."""
     logits, targets = drawn(number, classes, scale)
@@ -145,8 +154,9 @@ GOAL = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
 SMOOTHED = (SMALL_BATCHES, GOAL, "TRAIN.BASE_LR=1e-2", "TRAIN.SMOOTHING=0.4")
 
 
-def probabilities_of(folder: Path, classes: list[str]) -> np.ndarray:
-    return pd.read_csv(folder / "predictions.csv")[classes].to_numpy()
+def probabilities_of(output: Path, classes: Sequence[str], *argv: str) -> np.ndarray:
+    """In the predictions of these words."""
+    return pd.DataFrame(predict(output, "-format=wide", *argv))[[*classes]].to_numpy(float)
 
 
 def expected_error(probabilities: np.ndarray, labels: np.ndarray) -> float:
@@ -163,11 +173,12 @@ def test_a_temperature_travels_from_a_training_to_evaluations_predictions_and_ex
     summary = read_json(folder / "evaluation/summary.json")
     temperature = summary["calibrated"]["temperature"]
     assert temperature < 0.9  # the probabilities of smoothed labels are too low
-    export([str(folder), "-format=safetensors", f"-output={tmp_path / 'a.safetensors'}", "-no_check"])
-    for name in (folder / "best.pth", tmp_path / "a.safetensors"):
+    exported = tmp_path / "a.safetensors"
+    export_as("safetensors", folder, exported, "-no_check")
+    for name in (folder / "best.pth", exported):
         assert read_record(str(name)).decision.temperature == temperature
-    flags = [f"-pretrained={tmp_path / 'a.safetensors'}", "-split=val"]
-    again = evaluate(tmp_path / "eval", *flags, "-dataset=digits")
+    flags = cli(f"-pretrained={exported} -split=val -dataset=digits")
+    again = evaluate(tmp_path / "eval", *flags)
     for file in ("calibration.csv", "coverage.csv", "scores.npz", "mistakes.csv", "curves.csv"):
         assert (again / "evaluation" / file).read_bytes() == (folder / "evaluation" / file).read_bytes(), file
     found = read_json(again / "evaluation/summary.json")
@@ -176,13 +187,11 @@ def test_a_temperature_travels_from_a_training_to_evaluations_predictions_and_ex
     with np.load(folder / "evaluation/scores.npz") as saved:
         scores = saved["scores"]
         labels = saved["labels"]
-        classes = saved["classes"].tolist()
     (script,) = re.findall(r"```python\n([^`]*log\(p\).*?)```", (ROOT / "docs/evaluation.md").read_text(), re.S)
     typed = dict[str, Any]()
     exec(re.sub('folder = ".*"', f'folder = "{folder}/evaluation"', script), typed)
     assert typed["of_labels"] == approx(expit(temper(scores, temperature, True)), abs=1e-6)
-    run_here("-predict", *flags, "-dataset=digits", "-format=wide", f"-output={tmp_path / 'p'}")
-    probabilities = probabilities_of(tmp_path / "p", classes)
+    probabilities = probabilities_of(tmp_path / "p", "0123456789", *flags)
     assert probabilities == approx(typed["probabilities"], abs=2e-6)
     assert summary["ece"] == approx(expected_error(expit(scores), labels), abs=0.01)
     assert summary["calibrated"]["ece"] == approx(expected_error(probabilities, labels), abs=0.01)
@@ -190,9 +199,7 @@ def test_a_temperature_travels_from_a_training_to_evaluations_predictions_and_ex
     assert summary["calibrated"]["loss"] == approx(losses.mean(), abs=1e-4)
     assert summary["calibrated"]["loss"] < summary["loss"]
     # Merged classes: the sum of their tempered probabilities
-    merging = [f"-output={tmp_path / 'm'}", "-opts", "DATA.RENAME={8: 3}"]
-    run_here("-predict", *flags, "-dataset=digits", "-format=wide", *merging)
-    merged = probabilities_of(tmp_path / "m", classes[:8] + classes[9:])
+    merged = probabilities_of(tmp_path / "m", "012345679", *flags, "-opts", "DATA.RENAME={8: 3}")
     sums = probabilities.copy()
     sums[:, 3] += sums[:, 8]
     assert merged == approx(np.delete(sums, 8, 1), abs=3e-6)
@@ -219,6 +226,5 @@ def test_weights_without_a_temperature_are_evaluated_as_before(digits_run, tmp_p
     with np.load(again / "evaluation/logits.npz") as saved:
         shares = softmax(saved["logits"].astype(np.float64), 1)
     assert summary["operating_point"]["threshold"] == state["operating_point"]["threshold"]
-    words = cli(f"-pretrained={folder / 'best.pth'} -split=val -format=wide -output={tmp_path / 'p'}")
-    run_here("-predict", *words)
-    assert probabilities_of(tmp_path / "p", [*"0123456789"]) == approx(shares, abs=2e-3)
+    found = probabilities_of(tmp_path / "p", "0123456789", f"-pretrained={folder / 'best.pth'}", "-split=val")
+    assert found == approx(shares, abs=2e-3)

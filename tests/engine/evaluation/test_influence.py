@@ -70,7 +70,7 @@ def test_the_changes_are_those_of_the_figure_without_the_unit(name, several):
     metric = METRICS[name]
     if metric not in metrics_of(several):
         return
-    results = drawn(default_rng(4), (40, 4), several)
+    results = drawn(default_rng(4), (40, 2 if several else 4), several)
     scale = 100 if metric.is_percent else 1
     rows = np.tile(results.readable, 300)
     copies = results.take(rows)
@@ -99,8 +99,12 @@ def of_grades(table: list[list[int]]) -> SampleResults:
 def test_the_variance_of_kappa_is_the_one_of_statsmodels(name, expected):
     """`cohens_kappa(TABLE, wt=NAME).var_kappa` of statsmodels 0.15.0."""
     results = of_grades([[30, 4, 1, 0], [6, 25, 5, 2], [1, 7, 18, 4], [0, 1, 3, 23]])
-    figure = KINDS["agreement"](results, METRICS[f"{name}_kappa"].of, units_of(results))
+    power = METRICS[f"{name}_kappa"].of
+    figure = KINDS["agreement"](results, power, units_of(results))
     assert figure.changes @ figure.changes == approx(expected, rel=1e-9)
+    costs = abs(results.targets - results.labels[:, 0]) ** power
+    by_chance = costs.mean() / (1 - figure.values.mean())
+    assert figure.step == approx(np.sqrt(np.mean(costs[costs > 0] ** 2)) / by_chance)
 
 
 def test_the_variance_of_the_auroc_is_delongs():

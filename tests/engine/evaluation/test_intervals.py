@@ -9,6 +9,7 @@ from conftest import each_value
 from numpy.random import default_rng
 from pytest import approx, mark
 from scipy.stats import binom, binomtest, chi2, t
+from sklearn.metrics import cohen_kappa_score
 from test_influence import of_grades
 from test_results import results_for, results_of
 
@@ -40,6 +41,8 @@ def test_the_interval_of_single_images_is_wilsons():
     groups = [str(index // 5) for index in range(500)]
     assert interval_of(repeated, METRICS["top1"], groups)[0] == approx(found, abs=0.2)
     assert interval_of(repeated, METRICS["top1"], ["one"] * 500) == (None, "fewer than 2 groups")
+    assert interval_of(of_first_class(np.zeros(1)), METRICS["recall"]) == (None, "fewer than 2 images")
+    assert "most of the images" in interval_of(repeated, METRICS["top1"], ["one"] * 498 + ["two", "three"])[1]
 
 
 @mark.parametrize("number", [8, 40, 200, 1000])
@@ -51,6 +54,7 @@ def test_the_interval_has_every_share_in_at_least_92_5_percent_of_the_samples(nu
     covered = binom.pmf(hits, number, shares) * ((low <= shares) & (shares <= high))
     assert covered.sum(1).min() > 0.925
     assert low.min() >= 0  # tables show no -0.0000
+    assert high[::-1] == approx(1 - low)
 
 
 def test_images_of_few_groups_tell_no_more_than_single_images():
@@ -63,6 +67,8 @@ def test_images_of_few_groups_tell_no_more_than_single_images():
         assert high >= single_high
     kish = 22**2 / (2 * 5**2 + 3 * 4**2)  # all are right
     assert low == approx(100 * kish / (kish + 1.96**2))
+    of_three, _ = interval_of(of_first_class(np.arange(24) < 8), METRICS["top1"], np.repeat(list("abc"), 8))
+    assert of_three == approx([100 * limit for limit in wilson(2 / 3, 1)])  # one of which is wrong
 
 
 def test_the_auroc_of_a_class_against_the_others_is_that_of_two_classes():
@@ -212,6 +218,33 @@ table | low | high
 def test_the_interval_of_a_kappa_at_chance_or_below_is_as_wide_as_its_error(table, low, high):
     for name in ("linear_kappa", "quadratic_kappa"):  # equal, of two grades
         assert confidence_interval(of_grades(table), METRICS[name])[0] == approx([low, high], abs=0.2)
+
+
+def test_near_errors_do_not_show_how_far_an_error_may_be():
+    """The lower limit of a quadratic kappa: as if two errors more were by chance; where all images are a grade beside,
+    as far below kappa as where none is wrong. The costs follow from scikit-learn's kappas."""
+    for results in (of_grades([[30, 4, 0], [4, 30, 4], [0, 4, 30]]), of_grades(10 * np.eye(10, k=1, dtype=int))):
+        true = results.targets
+        predicted = results.labels[:, 0]
+        kappa = cohen_kappa_score(true, predicted, weights="quadratic")
+        least = cohen_kappa_score(np.sort(true), np.sort(predicted)[::-1], weights="quadratic")
+        errors = np.count_nonzero(true != predicted)
+        near, by_chance = ((1 - one) * len(true) / errors for one in (kappa, cohen_kappa_score(true, predicted)))
+        ratio = (errors * near**2 + 2 * by_chance) / (errors * near + 2)
+        scale = 1 - least
+        expected = least + scale * wilson((kappa - least) / scale, scale * len(true) / ratio)[0]
+        of_none_wrong = least + scale * wilson(1, scale * len(true) / by_chance)[0]
+        lowest = 100 * min(expected, kappa * of_none_wrong)
+        assert confidence_interval(results, METRICS["quadratic_kappa"])[0][0] == approx(lowest)
+
+
+@mark.parametrize("own, others", [(9, 60), (60, 9)])
+@mark.parametrize("groups", [None, np.arange(69)])
+def test_the_auroc_of_few_images_or_groups_has_no_interval(own, others, groups):
+    hot = (np.arange(69) < own).astype(np.int8)[:, None]
+    results = results_of_scores(hot, default_rng(0).normal(size=(69, 1)).astype(np.float32))
+    reason = f"fewer than 10 {'images' if groups is None else 'groups'} of a class, or of the others"
+    assert interval_of(results, METRICS["auroc"], groups) == (None, reason)
 
 
 FEW_ERRORS = of_grades([[20, 0, 2], [0, 20, 0], [0, 0, 20]])

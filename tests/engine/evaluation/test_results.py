@@ -37,6 +37,7 @@ from engine.evaluation.results import (
     coverage,
     join_results,
     mean_by_group,
+    results_of_scores,
     score_classes,
     worst_mistakes,
 )
@@ -74,19 +75,10 @@ def floats(rows: list[dict[str, str]], column: str) -> list[float]:
 
 
 def results_of(logits: Tensor, targets: Tensor, unreadable: tuple[int, ...] = ()) -> SampleResults:
-    probabilities = logits.softmax(-1)
-    best = probabilities.topk(min(5, logits.shape[-1]), dim=-1)
-    losses = -probabilities.log()[torch.arange(len(logits)), targets]
     given = targets.clone()
     given[list(unreadable)] = PADDING
-    return SampleResults(
-        given.numpy(),
-        best.indices.int().numpy(),
-        best.values.numpy(),
-        losses.numpy(),
-        dict.fromkeys(unreadable, "truncated"),
-        log_odds(logits).numpy(),
-    )
+    results = results_of_scores(given.numpy(), log_odds(logits).numpy())
+    return replace(results, errors=dict.fromkeys(unreadable, "truncated"))
 
 
 def exact_odds(logits: Tensor) -> np.ndarray:
@@ -241,7 +233,7 @@ IMAGES = [f"{index}.jpg" for index in range(N)]
 
 
 def results_for(targets: Tensor, logits: Tensor) -> SampleResults:
-    return SampleResults(**{name: value.numpy() for name, value in score_classes(logits, targets, top_k=2).items()})
+    return results_of_scores(targets.numpy(), logits.numpy())
 
 
 def random_case(seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -3,19 +3,21 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from conftest import seeded
 from numpy.random import default_rng
 from pytest import approx, fixture, mark
-from sklearn.metrics import average_precision_score, f1_score, recall_score, roc_auc_score
+from scipy.special import expit
+from sklearn.metrics import average_precision_score, confusion_matrix, f1_score, recall_score, roc_auc_score
 from test_results import results_for
 
 from configs.schema.operating_point import OperatingPoint
 from datasets.batch import PADDING
 from datasets.sources.samples import UNKNOWN
 from engine.evaluation.intervals import confidence_interval, figures_at
-from engine.evaluation.results import SampleResults, mean_by_group
+from engine.evaluation.results import SampleResults, mean_by_group, results_of_scores
 from engine.evaluation.tables import ResultTables, read_scores
 from utils.files import read_json
 from utils.metric_table import METRICS
@@ -75,40 +77,35 @@ def test_figures_are_those_of_the_known_cells(unknown):
 
 @mark.parametrize("rule", [None, "any"])
 def test_each_label_of_a_group_is_decided_alone(rule):
-    """By hand: by the images of which it is known, if they agree, and of the class of a point with `any` by each.
+    """By the images of which it is known, if they agree, and of the class of a point with `any` by each.
 
     The thresholds of F1 are of the images, as in an evaluation of the weights.
     """
     rng = default_rng(0)
     patients = rng.integers(0, 40, 120).astype(str)
     targets = rng.choice(np.array([0, 0, 1, UNKNOWN], np.int8), (120, 3))
-    results = results_for(torch.from_numpy(targets), torch.from_numpy(rng.normal(size=(120, 3))).float())
+    scores = rng.normal(size=(120, 3)).astype(np.float32)
     point = OperatingPoint(name="bee", label=1, specificity=0.5, groups=rule)
-    results = replace(results, groups=patients, point=point)
+    results = replace(results_of_scores(targets, scores), groups=patients, point=point)
     grouped = mean_by_group(replace(results, point=results.used_point))
-    expected = np.full_like(grouped.targets, UNKNOWN)
-    means = np.zeros(expected.shape)
-    for row, patient in enumerate(np.unique(patients)):
-        means[row] = (1 / (1 + np.exp(-results.scores[patients == patient].astype(np.float64)))).mean(0)
-        for label, cells in enumerate(targets[patients == patient].T):
-            known = {*cells.tolist()} - {UNKNOWN}
-            if len(known) == 1 or (known and rule and label == 1):
-                expected[row, label] = max(known)
+    known = pd.DataFrame(np.where(targets == UNKNOWN, np.nan, targets)).groupby(patients)
+    expected = known.max().where(known.nunique() == 1)
+    if rule:
+        expected[1] = known.max()[1]
+    means = pd.DataFrame(expit(scores.astype(np.float64))).groupby(patients).mean()
     assert confidence_interval(results, METRICS["mean_ap"])[0]
     assert grouped.errors == {}
-    assert grouped.targets.tolist() == expected.tolist()
-    assert not np.array_equal(expected[:, 0] == UNKNOWN, expected[:, 1] == UNKNOWN)
-    found = figures_at(grouped, grouped.point)
-    is_called = means[:, 1] >= 1 / (1 + np.exp(-grouped.point.threshold))
-    confusion = [[np.sum((expected[:, 1] == own) & (is_called == called)) for called in (0, 1)] for own in (0, 1)]
-    assert found["confusion"] == confusion
-    for label in (0, 2):
-        is_known = expected[:, label] != UNKNOWN
-        auroc = roc_auc_score(expected[is_known, label], means[is_known, label])
-        assert grouped.ranking.auroc[label] == approx(100 * auroc)
-        is_called = means[:, label] >= 1 / (1 + np.exp(-results.used_thresholds[label]))  # of the images
-        f1 = f1_score(expected[is_known, label], is_called[is_known])
-        assert grouped.per_class.f1[label] == approx(100 * f1)
+    assert grouped.targets.tolist() == expected.fillna(UNKNOWN).values.tolist()
+    assert not expected[0].isna().equals(expected[1].isna())
+    for label in range(3):
+        true = expected[label].dropna()
+        shares = means[label][true.index]
+        assert grouped.ranking.auroc[label] == approx(100 * roc_auc_score(true, shares))
+        of_images = expit(results.used_thresholds[label])
+        assert grouped.per_class.f1[label] == approx(100 * f1_score(true, shares >= of_images))
+        if label == 1:
+            found = figures_at(grouped, grouped.point)["confusion"]
+            assert found == confusion_matrix(true, shares >= expit(grouped.point.threshold)).tolist()
 
 
 @mark.filterwarnings("error")

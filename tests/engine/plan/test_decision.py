@@ -6,32 +6,39 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-from conftest import SMALL_BATCHES, cells_of, cli, evaluate, run_here, train
+from conftest import CPU, SMALL_BATCHES, cells_of, cli, evaluate, predict, refused, train
 from pytest import approx, mark
 from sklearn.metrics import roc_curve
 
 from configs.command_line import parse_command_line
+from configs.schema.operating_point import Decision
 from engine.checkpoint.weights_record import read_record
-from engine.plan.decision import MEAN, decision_for
-from engine.plan.evaluation import options_of_weights
+from engine.plan.decision import MEAN, decide
+from engine.plan.evaluation import plan_evaluation
+from engine.run.log import RunLogger
 from utils.files import read_json
-from utils.tables import read_csv_rows
 
 GOAL = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
 LEARNS = ("DATA.FRACTION=0.5", SMALL_BATCHES, "TRAIN.BASE_LR=1e-2", GOAL)
 AVERAGED = (*LEARNS, "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9")
 
-# The options of a training, of its evaluation, and whether the decision of the training is kept
-LOGITS = """
-average | | true
-average | MODEL.WEIGHTS_ENTRY=average | true
-average | MODEL.WEIGHTS_ENTRY=state_dict_ema | true
-average | MODEL.WEIGHTS_ENTRY=raw | false
-average | MODEL.WEIGHTS_ENTRY=model | false
-average | EVAL.TTA=flip | false
-average | 'DATA.RENAME={4: four}' | true
-raw | MODEL.WEIGHTS_ENTRY=raw | true
-raw | MODEL.WEIGHTS_ENTRY=raw EVAL.TTA=flip | false
+# The weights, options of an evaluation of their run, and the point: the one of the weights, to be chosen, or none
+POINTS = """
+average | SEED=0 | kept
+average | MODEL.WEIGHTS_ENTRY=average | kept
+average | MODEL.WEIGHTS_ENTRY=state_dict_ema | kept
+average | MODEL.WEIGHTS_ENTRY=raw | to choose
+average | MODEL.WEIGHTS_ENTRY=model | to choose
+average | EVAL.TTA=flip | to choose
+average | 'DATA.RENAME={4: four}' | kept
+average | 'DATA.RENAME={3: three}' | kept  # the run has the option with the old name
+average | 'DATA.RENAME={3: 4}' | none
+average | EVAL.OPERATING_POINT=null | none
+average | 'EVAL.OPERATING_POINT={class: 4, specificity: 0.9}' | refused
+average | 'EVAL.OPERATING_POINT={class: 3, specificity: 0.5}' | refused
+average | 'EVAL.OPERATING_POINT={class: 3, specificity: 0.9, groups: any}' | refused
+raw | MODEL.WEIGHTS_ENTRY=raw | kept
+raw | MODEL.WEIGHTS_ENTRY=raw EVAL.TTA=flip | to choose
 """
 
 
@@ -44,19 +51,29 @@ def decided_by(weights: Path, output: Path, options: str = "SEED=0") -> tuple:
     """The summary of an evaluation, the rows of a prediction of its images, their scores of a 3, whether it is one."""
     argv = evaluated(weights, options)
     folder = evaluate(output / "eval", *argv)
-    run_here("-predict", *argv, f"-output={output / 'predict'}")
-    summary = read_json(folder / "evaluation/summary.json")
+    rows = predict(output / "predict", *argv)
     with np.load(folder / "evaluation/scores.npz") as saved:
-        return summary, read_csv_rows(output / "predict/predictions.csv"), saved["scores"][:, 3], saved["labels"] == 3
+        return read_json(folder / "evaluation/summary.json"), rows, saved["scores"][:, 3], saved["labels"] == 3
 
 
-@mark.parametrize("kind, options, is_kept", cells_of(LOGITS))
-def test_options_that_make_other_logits_leave_the_decision_out(kind, options, is_kept, trained_digits):
+@mark.parametrize("kind, options, expected", cells_of(POINTS))
+def test_the_point_is_the_one_of_the_weights_for_their_own_logits(kind, options, expected, trained_digits):
+    """Other logits, or merged ones, have none, and another goal is refused. A prediction chooses none."""
     run = trained_digits(*(AVERAGED if kind == "average" else LEARNS))
-    command = parse_command_line(["-eval", *evaluated(run / "best.pth", f"SEED=0 {options}")])
-    config, record, _ = options_of_weights(command)
-    decision, others = decision_for(record, config)
-    assert [len(others), decision.point.is_chosen] == ([0, True] if is_kept == "true" else [1, False])
+    stored = read_record(str(run / "best.pth")).decision.point
+    points = []
+    for word in ("-eval", "-predict"):
+        command = parse_command_line([word, f"-resume={run}", "-opts", *shlex.split(options)])
+        plan = plan_evaluation(command, CPU, RunLogger(CPU))
+        if expected == "refused":
+            with refused(r"EVAL\.OPERATING_POINT: the weights have 90% specificity of 3"):
+                decide(command, plan)
+        else:
+            points.append(decide(command, plan)[0].point)
+    name = "three" if "three" in options else "3"
+    kept = stored.model_copy(update={"name": name})
+    goal = Decision(point=kept).goal
+    assert points == {"kept": [kept, kept], "to choose": [goal, None], "none": [None, None], "refused": []}[expected]
 
 
 @mark.parametrize("options, is_kept", [("SEED=0", True), ("MODEL.WEIGHTS_ENTRY=raw", False)])
@@ -110,9 +127,8 @@ def test_the_decision_of_a_mean_is_of_its_models(trained_digits, tmp_path):
     threshold = read_json(measured / "evaluation/summary.json")["operating_point"]["threshold"]
 
     def decisions(output: str, *options: str) -> set[str]:
-        argv = [*runs, "-split=val", f"-output={tmp_path / output}", *(["-opts", *options] if options else [])]
-        run_here("-predict", *argv)
-        return {row.get("decision_threshold", "") for row in read_csv_rows(tmp_path / output / "predictions.csv")}
+        rows = predict(tmp_path / output, *runs, "-split=val", "-opts", "SEED=0", *options)
+        return {row.get("decision_threshold", "") for row in rows}
 
     (found,) = decisions("own")
     assert float(found) == approx(1 / (1 + np.exp(-threshold)), abs=1e-6)
