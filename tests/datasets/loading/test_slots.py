@@ -24,6 +24,7 @@ from datasets.transforms.host import build_eval_host_transform
 from tests.datasets.shards.range_server import wait_for
 from utils.distributed import ProcessContext
 from utils.tables import format_bytes
+from utils.torch_compat import tree_map_only
 
 POISON = 137
 
@@ -52,9 +53,7 @@ def test_two_batches_can_be_held_all_others_are_poisoned_and_the_memory_is_relea
     for _ in range(3):
         previous = None
         for batch, reference in zip(loader, expected, strict=True):
-            assert torch.equal(batch.images, reference.images)
-            assert torch.equal(batch.targets, reference.targets)
-            assert [error.path for error in batch.bad] == [error.path for error in reference.bad]
+            assert_same_state([*batch[:3], *map(str, batch.bad)], [*reference[:3], *map(str, reference.bad)])
             assert not batch.images[batch.targets == PADDING].any()
             assert previous is None or (previous == POISON).all()
             previous = batch.images.fill_(POISON)
@@ -100,8 +99,7 @@ def test_drawn_parameters_of_any_type_arrive(dtype):
     batch = Batch(slots.images[0, 1], torch.tensor([3, PADDING]), [], drawn=drawn)
     received = pickle.loads(ForkingPickler.dumps(slots.message(batch)))
     assert received.drawn["shift"][0].dtype == dtype
-    assert torch.equal(received.drawn["shift"][0], drawn["shift"][0])
-    assert torch.equal(received.targets, batch.targets)
+    assert_same_state([received.drawn, received.targets], [batch.drawn, batch.targets])
     assert received.images.data_ptr() == slots.images[0, 1].data_ptr()
 
 
@@ -156,11 +154,9 @@ def test_a_batch_is_used_after_its_copies(monkeypatch):
 def test_batches_on_a_gpu_equal_those_on_the_cpu(cpu, gpu, workers):
     flags = [f"-num_workers={workers}"]
     for _, on_cpu, on_gpu in zip(range(20), batches_on(cpu, *flags), batches_on(gpu, *flags), strict=False):
-        for tensor in (on_gpu.images, on_gpu.targets, *on_gpu.drawn["affine"], *on_gpu.drawn["erase"]):
-            assert tensor.device == gpu.device
-        assert_same_state(on_gpu.images.cpu(), on_cpu.images)
+        tensors = (on_gpu.images, on_gpu.targets, *on_gpu.drawn["affine"], *on_gpu.drawn["erase"])
+        assert {tensor.device for tensor in tensors} == {gpu.device}
+        copied = tree_map_only(Tensor, Tensor.cpu, on_gpu)
+        assert_same_state([copied.images, copied.targets, copied.drawn], [on_cpu.images, on_cpu.targets, on_cpu.drawn])
         assert on_gpu.copied.query()
         assert on_cpu.copied is None
-        assert_same_state(on_gpu.targets.cpu(), on_cpu.targets)
-        for name, drawn in on_cpu.drawn.items():
-            assert_same_state([tensor.cpu() for tensor in on_gpu.drawn[name]], list(drawn))

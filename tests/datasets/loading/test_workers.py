@@ -23,7 +23,7 @@ from datasets.loading import loader as loading
 from datasets.loading.loader import BatchReader, Loader, build_eval_loader, num_workers
 from datasets.loading.sampler import EvalSampler
 from datasets.loading.workers import default_num_workers, start_worker_server
-from datasets.sources.sets.in_memory import FakeImages, ImageArray
+from datasets.sources.sets.in_memory import FakeImages
 from datasets.transforms.host import build_eval_host_transform
 from tests.datasets.shards.range_server import wait_for
 from utils.device import IN_LOADING
@@ -87,26 +87,6 @@ def assert_gone(*pids: int):
 HANGING = r"worker.* 4 s; .*DATA\.DATA_PATH.*TIMEOUT_SECONDS"
 
 
-@mark.parametrize(
-    "sent, line",
-    [
-        (signal.SIGBUS, r"worker \d+ was killed by SIGBUS, .*/dev/shm .*--shm-size"),
-        (None, HANGING),
-    ],
-)
-@mark.slow
-def test_a_worker_that_is_killed_or_hangs(sent, line):
-    loader = loader_of(Images("none" if sent else "a hanging disk"), timeout_seconds=5)
-    batches = iter(loader)
-    workers = workers_of(batches, loader)
-    if sent:
-        os.kill(workers[0], sent)
-    with refused(line):
-        list(batches)
-    loader._batches._iterator = None
-    assert_gone(*workers)
-
-
 class LargeMessages(Images):
     """The targets of a batch are larger than the pipe to the rank."""
 
@@ -115,29 +95,37 @@ class LargeMessages(Images):
         self.arrays = {"targets": np.zeros((400, 50_000), np.int8)}
 
 
-@mark.parametrize("sent, line", [(signal.SIGKILL, r"\d+ was killed by SIGKILL"), (signal.SIGSTOP, HANGING)])
+@mark.parametrize(
+    "samples, workers, sent, line",
+    [
+        (Images(), 2, signal.SIGBUS, r"worker \d+ was killed by SIGBUS, .*/dev/shm .*--shm-size"),
+        (Images("a hanging disk"), 2, None, HANGING),
+        (LargeMessages(), 1, signal.SIGKILL, r"\d+ was killed by SIGKILL"),
+        (LargeMessages(), 1, signal.SIGSTOP, HANGING),
+    ],
+)
 @mark.slow
-def test_a_worker_that_is_killed_or_stopped_in_the_middle_of_a_message(sent, line):
-    loader = loader_of(LargeMessages(), timeout_seconds=5, workers=1)
+def test_a_worker_that_is_killed_stopped_or_hangs(samples, workers, sent, line):
+    """A large message is sent in parts: it is in the middle of one."""
+    loader = loader_of(samples, timeout_seconds=5, workers=workers)
     batches = iter(loader)
-    next(batches)
+    for _ in range(workers):
+        next(batches)
     iterator = loader._batches._iterator
-    (worker,) = loader_workers(iterator)
-    wait_for(iterator._worker_result_queue._reader.poll)
-    os.kill(worker.pid, sent)
+    pids = [worker.pid for worker in loader_workers(iterator)]
+    if sent:
+        wait_for(iterator._worker_result_queue._reader.poll)
+        os.kill(pids[0], sent)
     with refused(line):
         list(batches)  # the loader may have the next batch already
-    assert_gone(worker.pid)
+    loader._batches._iterator = iterator = None
+    assert_gone(*pids)
 
 
 @mark.slow
 def test_a_bug_in_a_worker_keeps_its_traceback():
     with raises(RuntimeError, match=r"(?s)Original Traceback.*test_workers.py.*a bug"):
         list(loader_of(Images("a bug"), workers=1))
-
-
-def cifar(num_images: int = 4) -> ImageArray:
-    return ImageArray(np.zeros((num_images, 3, 32, 32), dtype=np.uint8), [0] * num_images, ["a"])
 
 
 @fixture(autouse=True)
@@ -158,7 +146,7 @@ true | 3 | 3 | 3
 @each_value(NUMBERS)
 def test_number_of_workers_of_a_rank(in_memory, given, on_cpu, on_gpu):
     data = Data.model_validate({"NUM_WORKERS": given})
-    samples = cifar()
+    samples = Images()
     samples.in_memory = in_memory
     reader = BatchReader(samples, data, build_eval_host_transform(data))
     numbers = []
@@ -171,7 +159,7 @@ def test_number_of_workers_of_a_rank(in_memory, given, on_cpu, on_gpu):
 @mark.parametrize("images, workers", [(8, 0), (24, 3), (800, 16)])
 def test_no_worker_is_without_a_batch(images, workers):
     config = config_for("-opts", "DATA.BATCH_SIZE_EVAL=8")
-    samples = cifar(images)
+    samples = FakeImages(images, 2, (8, 8))
     samples.in_memory = False
     context = ProcessContext(0, 0, 1, 1, torch.device("cpu"), core_share=CoreShare(16, "16 cores"))
     assert build_eval_loader(config, samples, context)._batches.num_workers == workers

@@ -2,7 +2,7 @@
 
 import json
 
-from conftest import each_row, line_of, refused
+from conftest import each_row, each_value, line_of, refused
 from pytest import mark
 
 from datasets.shards.data_set import find_shards
@@ -68,16 +68,20 @@ def find(data_path):
     return find_shards(ShardStore(root, timeout_seconds=2), names)
 
 
-def test_shards_in_a_folder_and_of_a_pattern(tmp_path):
-    names = ("train-1.tar", "train-0.tar", "val/0.tar", "x-test.tar")
-    make(tmp_path, *names, "notes/train.tar", "train.txt", "val/._0.tar", "plain/1.tar", "plain/0.tar")
-    found = find(tmp_path)
-    assert found.splits == {"train": ["train-0.tar", "train-1.tar"], "val": ["val/0.tar"], "test": ["x-test.tar"]}
-    assert found.class_names == []
-    assert found.label_key == ""
-    assert find(tmp_path / "plain").splits == {"all": ["0.tar", "1.tar"]}
-    found = find("http://host/a/{train/{0..1},val/9}.tar")
-    assert found.splits == {"train": ["train/0.tar", "train/1.tar"], "val": ["val/9.tar"]}
+SPLITS = """
+names | pattern | splits
+train-1.tar train-0.tar val/0.tar | | {train: [train-0.tar, train-1.tar], val: [val/0.tar]}
+train-0.tar notes/train.tar train.txt val/._0.tar x-test.tar | | {train: [train-0.tar], test: [x-test.tar]}
+1.tar 0.tar | | {all: [0.tar, 1.tar]}
+9.tar | "http://host/a/{train/{0..1},val/9}.tar" | {train: [train/0.tar, train/1.tar], val: [val/9.tar]}
+"""
+
+
+@each_value(SPLITS)
+def test_shards_in_a_folder_and_of_a_pattern(tmp_path, names, pattern, splits):
+    make(tmp_path, *names.split())
+    found = find(pattern or tmp_path)
+    assert (found.splits, found.class_names, found.label_key) == (splits, [], "")
 
 
 UNCLEAR = r"""

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 
 import boto3
 from moto.server import ThreadedMotoServer
@@ -59,8 +60,7 @@ def store(root: str, timeout_seconds: float = 4) -> ShardStore:
 def test_bytes_and_names_from_s3(s3):
     names = ["val-0.tar", "train/1 +é#%20.tar"]
     heads = s3.head(names)
-    assert [shard.name for shard in heads] == names
-    assert {shard.num_bytes for shard in heads} == {len(DATA)}
+    assert [shard[:2] for shard in heads] == [(name, len(DATA)) for name in names]
     for shard in heads:
         assert s3.read_many(shard.name, [(5, 3), (90_000, 100)]) == [DATA[5:8], DATA[90_000:90_100]]
         assert shard.version
@@ -75,12 +75,9 @@ def test_bytes_and_names_from_s3(s3):
 @mark.usefixtures("s3")
 @mark.parametrize("root", ["s3://bucket/data", "s3://no-bucket/data", "s3://b^cket/data"])
 def test_missing_objects_and_buckets(root):
-    with raises(Unavailable) as error:
+    with raises(Unavailable, match=rf"^{re.escape(root)}[^\n]*$") as error:
         store(root).head(["missing.tar"])
-    message = str(error.value)
-    assert message.startswith(root)
-    assert SECRET not in message
-    assert "\n" not in message
+    assert SECRET not in str(error.value)
 
 
 def test_without_credentials(environment):

@@ -3,7 +3,7 @@ import shutil
 import ssl
 import subprocess
 
-from conftest import each_value
+from conftest import each_value, line_of
 from pytest import fixture, mark, raises
 
 import datasets.shards.store
@@ -46,21 +46,19 @@ def whole(store: ShardStore, **state) -> bytes:
 def test_bytes_of_files(folder, server, is_local):
     store = ShardStore(str(folder) if is_local else server.url, timeout_seconds=2)
     version = f"mtime-{os.stat(folder / NAME).st_mtime_ns}" if is_local else etag(folder / NAME)
-    assert store.head([NAME, NAME]) == [Shard(NAME, len(DATA), version)] * 2
-    assert whole(store) == whole(store, version=version, num_bytes=len(DATA)) == DATA
+    shard = Shard(NAME, len(DATA), version)
+    assert store.head([NAME, NAME]) == [shard, shard]
+    assert whole(store) == whole(store, version=version) == DATA
     assert store.read_small(NAME, len(DATA)) == DATA
     assert store.read_small("missing.json", 10) is None
-    with raises(Unavailable, match=r"is larger than 10 bytes"):
-        store.read_small(NAME, 10)
-    with raises(Unavailable, match=r"missing\.tar: does not exist"):
-        store.head([NAME, "missing.tar"])
-    for other in ({"version": "mtime-1" if is_local else '"x"'}, {"num_bytes": 5}):
-        with raises(Unavailable, match="has changed since it was indexed"):
-            whole(store, **other)
     assert store.list_folder("train")[0] == [NAME] if is_local else not store.files.can_list
-    store.check_unchanged(Shard(NAME, len(DATA), version))
-    with raises(Unavailable, match="has changed"):
-        store.check_unchanged(Shard(NAME, len(DATA) + 1))
+    store.check_unchanged(shard)
+    assert "is larger than 10 bytes" in line_of(store.read_small, NAME, 10)
+    assert "missing.tar: does not exist" in line_of(store.head, [NAME, "missing.tar"])
+    for other in ({"version": "mtime-1" if is_local else '"x"'}, {"num_bytes": 5}):
+        for call in (whole, lambda store, **state: store.check_unchanged(shard._replace(**state))):
+            with raises(Unavailable, match="has changed since it was indexed"):
+                call(store, **other)
 
 
 def test_ranges_of_files(store):
@@ -122,12 +120,9 @@ def test_one_line_without_secrets_at_once_or_after_attempts(server, problem):
     calls = (lambda: read(store, 0, 5), lambda: whole(store), lambda: store.head([NAME]))
     for call in calls if problem in PERMANENT else calls[:1]:
         server.fail_always((PERMANENT | LASTING)[problem])
-        with raises(Unavailable) as error:
+        with raises(Unavailable, match=rf"^{server.url}/{NAME}[^\n]*{problem}[^\n]*$") as error:
             call()
-        assert str(error.value).startswith(f"{server.url}/{NAME}: ")
-        assert problem in str(error.value)
         assert SECRET not in str(error.value)
-        assert "\n" not in str(error.value)
         assert (" s of attempts" in str(error.value)) == (problem in LASTING)
 
 

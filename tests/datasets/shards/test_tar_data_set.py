@@ -3,15 +3,18 @@
 import json
 import os
 import pickle
-from itertools import chain
 
-from conftest import config_for, each_row, eval_loader_for, read_samples, refused, samples_for, told, train_batches_for
+from conftest import (
+    each_value,
+    read_samples,
+    refused,
+    told,
+)
 from pytest import fixture, mark, raises
-from range_server import body, range_server, status, wait_for
+from range_server import body, range_server, wait_for
 from tar_files import jpeg, tar_of, write_shard, write_shards
 
 from configs.schema import Data
-from configs.yaml_io import parse_value
 from datasets.decoding.images import BadImage
 from datasets.loading.sampler import EvalSampler
 from datasets.shards.data_set import TarShards
@@ -80,37 +83,25 @@ def test_a_broken_link_to_a_shard_is_named(root):
         tar(options(root))
 
 
-def test_class_names_of_the_info_file_and_of_texts(root, tmp_path):
-    splits = {"train": {"filenames": ["train-0000.tar"], "name": "train", "shard_lengths": [10], "num_samples": 10}}
-    (root / "_info.json").write_text(json.dumps({"splits": splits, "class_names": ["b", "c", "a"]}))
-    labels = {"jpg": (jpeg(0), jpeg(1)), "json": (b'"ba"', b'"a"')}
-    files = {f"{n}.{end}": content[n] for n in range(2) for end, content in labels.items()}
-    (tmp_path / "train-0.tar").write_bytes(tar_of(files))
-    for path, names in ((root, ["b", "c", "a"]), (tmp_path, ["a", "ba"])):
-        samples = tar(options(path))
-        assert (samples.class_names, samples.has_class_names) == (names, True)
-        assert set(samples.targets.tolist()) == {0, 1}
-
-
-SEVERAL = """
-labels | names
-[[cat], [dog, cat], []] | cat dog
-[[0, 11], [2], [10]] | 0 1 2 3 4 5 6 7 8 9 10 11
-"""
-
-
-@each_row(SEVERAL)
-def test_several_labels_are_names_or_numbers_by_their_value(labels, names, tmp_path):
+@each_value("""
+labels                  | info                     | several | names      | targets
+[ba, a]                 | {}                       | false   | [a, ba]    | [1, 0]
+[0, 2]                  | {class_names: [b, c, a]} | false   | [b, c, a]  | [0, 2]
+[[cat], [dog, cat], []] | {}                       | true    | [cat, dog] | [[1, 0], [1, 1], [0, 0]]
+[[0, 3], [2]]           | {}                       | true    | ['0', '1', '2', '3'] | [[1, 0, 0, 1], [0, 0, 1, 0]]
+[[10]] | {} | true | ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '10'] | [[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]]
+""")
+def test_classes_are_names_or_numbers_by_their_value(labels, info, several, names, targets, tmp_path):
+    """info: the names in timm's file."""
     files = {}
-    rows = parse_value(labels)
-    for number, one in enumerate(rows):
-        files |= {f"{number}.jpg": jpeg(number), f"{number}.json": json.dumps({"labels": one}).encode()}
+    for number, label in enumerate(labels):
+        files |= {f"{number}.jpg": jpeg(number), f"{number}.json": json.dumps({"labels": label}).encode()}
     (tmp_path / "data.tar").write_bytes(tar_of(files))
-    info = {"splits": {"train": {"filenames": ["data.tar"], "alt_label": "labels"}}}
-    (tmp_path / "_info.json").write_text(json.dumps(info))
-    samples = tar(options(tmp_path, multi_label=True))
-    assert samples.class_names == names.split()
-    assert samples.targets.tolist() == [[name in map(str, one) for name in names.split()] for one in rows]
+    splits = {"train": {"filenames": ["data.tar"], "alt_label": "labels"}}
+    (tmp_path / "_info.json").write_text(json.dumps({"splits": splits} | info))
+    samples = tar(options(tmp_path, multi_label=several))
+    assert (samples.class_names, samples.targets.tolist()) == (names, targets)
+    assert samples.has_class_names == (names[0] != "0")
 
 
 def test_the_shards_are_found_and_indexed_once_for_all_splits(root, cache, cpu):
@@ -147,16 +138,14 @@ def test_a_server_gives_the_same_images(root, cache, cache_gb):
         samples, batches = tar(on(server, cache_gb=cache_gb)).for_loader(EvalSampler(40, 40), 7)
         stores = [samples.reader.store, *([samples.reader.cache.store] if cache_gb else [])]
         assert {store.timeout_seconds for store in stores} == {7}
-        server.requests.clear()
-        assert contents(samples) == pixels(*range(40))
-        assert len(server.requests) == 4  # one per shard, whose images are close together
         received = pickle.loads(pickle.dumps(samples))
-        assert [len(keys) for keys in batches] == [40]
-        if cache_gb:
-            wait_for(lambda: len(list((cache / "shards").glob("*.tar"))) == 4)
-        server.requests.clear()
-        assert contents(received) == pixels(*range(40))
-        assert len(server.requests) == (0 if cache_gb else 4)
+        for reader, requests in ((samples, 4), (received, 0 if cache_gb else 4)):  # of a shard, all images at once
+            server.requests.clear()
+            assert contents(reader) == pixels(*range(40))
+            assert len(server.requests) == requests
+            assert [len(keys) for keys in batches] == [40]
+            if cache_gb:
+                wait_for(lambda: len(list((cache / "shards").glob("*.tar"))) == 4)
 
 
 def test_a_damaged_copy_in_the_cache_is_replaced(root, cache):
@@ -195,18 +184,15 @@ def test_images_that_are_not_read_are_counted_or_named(tmp_path, cpu):
     """Phones write PXL_1.MP.jpg."""
     files = {f"{name}/{number}.MP.jpg": jpeg(number) for name in "ab" for number in range(8)}
     files |= {"b/0.png": b"", "b/1.jpg": jpeg(1), "b/1.mask.png": b""}
-    (tmp_path / "some").mkdir()
-    (tmp_path / "some/train-0.tar").write_bytes(tar_of(dict(sorted(files.items()))))
-    train, val = read_samples(options(tmp_path / "some"), 10, cpu, "train", "val", predicts=True)
+    path = tmp_path / "train-0.tar"
+    path.write_bytes(tar_of(dict(sorted(files.items()))))
+    train, val = read_samples(options(tmp_path), 10, cpu, "train", "val", predicts=True)
     assert told(train.notes, "3 further images", "warning")
     assert len(train) + len(val) == 16
-    for content, named in (
-        ({"a/0.image.npy": b""}, r"no image .*'a/0\.image\.npy'"),
-        ({"0.0.jpg": b"", "0.1.jpg": b""}, "dot"),
-    ):
-        (tmp_path / "train-0.tar").write_bytes(tar_of(content))
+    for names, problem in (("a/0.image.npy", r"no image .*'a/0\.image\.npy'"), ("0.0.jpg 0.1.jpg", "dot")):
+        path.write_bytes(tar_of(dict.fromkeys(names.split(), b"")))
         for _ in range(2):
-            with refused(named):
+            with refused(problem):
                 tar(options(tmp_path))
 
 
@@ -217,21 +203,3 @@ def test_a_server_without_ranges_needs_the_cache(root, cache):
         with refused(r"train-0000.tar: .*DATA.CACHE_GB"):
             tar(on(server))  # before the first batch, also in a dry run
         assert contents(tar(on(server, cache_gb=1))) == pixels(*range(40))
-
-
-@mark.slow
-def test_batches_do_not_depend_on_the_source_and_the_workers(root, cache, cpu):
-    def images(path, *more):
-        flags = ["-dataset=tar", f"-data_path={path}", "-batch_size=4", "-image_size=16", *more]
-        options = ["DATA.SHUFFLE_SHARDS=1", "TRAIN.NUM_EPOCHS=2", "MODEL.NUM_CLASSES=2", "MODEL.PATCH_SIZE=4"]
-        config = config_for(*flags, "-opts", *options)
-        train, val = samples_for(config, cpu, "train", "val")
-        batches = chain(train_batches_for(config, train, cpu), eval_loader_for(config, val, cpu))
-        return [(batch.images.sum().item(), batch.targets.tolist()) for batch in batches]
-
-    expected = images(root, "-num_workers=0")
-    assert len(expected) == 2 * 10 + 3
-    assert images(root, "-num_workers=2") == expected
-    with range_server(root) as server:
-        server.fail(*[status(503)] * 3)
-        assert images(on(server).data_path, "-num_workers=2") == expected
