@@ -37,9 +37,10 @@ def jpeg(image: Image.Image = PHOTO, **options) -> bytes:
     return encode(image, "JPEG", **options)
 
 
-def photos(table: str) -> dict[str, bytes]:
+def photos(table: str, size: tuple[int, int] = PHOTO.size) -> dict[str, bytes]:
     """The photograph in files. Lines of the table: a name, Pillow's mode, the format, options of `encode`."""
-    return {name: encode(PHOTO.convert(mode), kind, **options) for name, mode, kind, options in values_of(table)}
+    photo = PHOTO.resize(size)
+    return {name: encode(photo.convert(mode), kind, **options) for name, mode, kind, options in values_of(table)}
 
 
 def with_bytes(data: bytes, start: int, new: bytes) -> bytes:

@@ -12,11 +12,12 @@ import os
 import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -24,16 +25,59 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 
 from configs.schema.operating_point import OperatingPoint
+from configs.yaml_io import parse_value
 from engine.evaluation.intervals import confidence_interval
 from engine.evaluation.paired import limits_at_goal, paired_limits
 from engine.evaluation.ranking import figure_at
 from engine.evaluation.results import SampleResults, results_of_scores
 from utils import metric_table
 
-ONE_LABEL = ("top1", "macro_f1", "balanced_accuracy", "min_recall", "auroc", "specificity", "precision")
-SEVERAL = ("mean_ap", "macro_f1", "auroc", "specificity", "micro_f1", "sample_f1", "precision", "recall")
-KAPPAS = ("quadratic_kappa", "linear_kappa")
-OF_EACH_KIND = ("top1", "micro_f1", "macro_f1", "min_recall", "auroc", "mean_ap", "quadratic_kappa")
+SETS = {
+    "ONE": "top1 macro_f1 balanced_accuracy min_recall auroc specificity precision",
+    "SEVERAL": "mean_ap macro_f1 auroc specificity micro_f1 sample_f1 precision recall",
+    "PAIRED": "top1 balanced_accuracy min_recall macro_f1 auroc loss",
+    "EACH": "top1 micro_f1 macro_f1 min_recall auroc mean_ap quadratic_kappa",
+}
+# The kind; the values of each argument of `data_of`, a cell for each of their combinations; the metrics; those of them
+# that are checked by default. A word in `SETS` stands for several.
+CELLS = """
+images, balanced classes | {margin: [1.2, 3.0], counts: [[20, 20], [8, 8, 8, 8, 8], [40, 40, 40, 40, 40],\
+ [200, 200, 200, 200, 200]]} | ONE | EACH
+images, a class of 5% | {margin: [1.2, 2.5], counts: [[38, 2], [190, 10], [950, 50]]} | ONE quadratic_kappa | EACH
+drawn images, a class of 5% | {counts: [[190, 10], [950, 50]], margin: [1.2, 2.0], are_drawn: [true]} |\
+ macro_f1 precision quadratic_kappa | EACH
+drawn images, a grade of 5% | {counts: [[47, 47, 6], [95, 95, 10], [475, 475, 50]], margin: [2.0, 2.5, 3.0],\
+ are_drawn: [true]} | quadratic_kappa linear_kappa | EACH
+images, equal scores | {counts: [[100, 100], [190, 10]], margin: [1.5], decimals: [0]} | auroc | EACH
+images of 5 grades | {counts: [[8, 8, 8, 8, 8], [40, 40, 40, 40, 40], [200, 200, 200, 200, 200],\
+ [150, 20, 10, 10, 10], [750, 100, 50, 50, 50]], spread: [0.2, 0.3, 0.6]} | quadratic_kappa linear_kappa | EACH
+images, at chance | {counts: [[100, 100], [190, 10], [40, 40, 40, 40, 40]], margin: [0.0]} | quadratic_kappa | EACH
+groups of mixed classes | {number: [10, 40, 200], margin: [1.2, 2.5], counts: [[7, 3]]} | ONE quadratic_kappa | EACH
+groups of one class | {number: [10], margin: [1.2, 2.5], counts: [[6, 4]], of_one: [true]} | ONE quadratic_kappa | EACH
+groups of one class | {number: [40, 200], margin: [1.2, 2.5], counts: [[9, 1]], of_one: [true]} |\
+ ONE quadratic_kappa | EACH
+images, several labels | {images: [40], shares: [[0.5, 0.3, 0.1]], margin: [1.5, 4.0]} | SEVERAL | EACH
+images, several labels | {images: [200], shares: [[0.5, 0.3, 0.1, 0.05]], margin: [1.5, 4.0]} | SEVERAL | EACH
+images, several labels | {images: [1000], shares: [[0.5, 0.3, 0.1, 0.05, 0.05]], margin: [1.5, 4.0]} | SEVERAL | EACH
+drawn images, several labels | {images: [40], shares: [[0.5, 0.3, 0.1]], margin: [1.0, 4.0], are_drawn: [true]} |\
+ mean_ap micro_f1 | EACH
+drawn images, several labels | {images: [200], shares: [[0.5, 0.3, 0.1, 0.05]], margin: [1.0, 4.0],\
+ are_drawn: [true]} | mean_ap micro_f1 | EACH
+drawn images, several labels | {images: [1000], shares: [[0.5, 0.3, 0.1, 0.05, 0.05]], margin: [1.0, 4.0],\
+ are_drawn: [true]} | mean_ap micro_f1 | EACH
+two models, drawn images | {counts: [[190, 10], [950, 50]], margin: [1.2, 2.0], are_drawn: [true]} |\
+ macro_f1 quadratic_kappa |
+two models, images | {counts: [[20, 20]], margin: [1.2]} | PAIRED | top1
+two models, images | {counts: [[190, 10], [950, 50]], margin: [2.0]} | PAIRED | top1
+two models, images | {counts: [[40, 40, 40, 40, 40]], margin: [2.5]} | PAIRED | top1
+two models, 5 grades | {counts: [[8, 8, 8, 8, 8], [40, 40, 40, 40, 40], [200, 200, 200, 200, 200],\
+ [150, 20, 10, 10, 10], [750, 100, 50, 50, 50]], spread: [0.2, 0.3, 0.6]} | quadratic_kappa | quadratic_kappa
+two models, groups | {number: [6, 10, 40, 200], counts: [[6, 4]], of_one: [false, true]} |\
+ PAIRED quadratic_kappa | top1 quadratic_kappa
+two models, one goal | {counts: [[100, 100]], margin: [1.2]} | at_goal |
+two models, one goal | {counts: [[190, 10], [950, 50]], margin: [2.0]} | at_goal |
+two models, one goal | {counts: [[6, 4]], number: [40]} | at_goal |
+"""
 POINT = OperatingPoint(name="1", label=1, specificity=0.9)
 AT_GOAL = metric_table.Metric(
     "at_goal",
@@ -42,7 +86,6 @@ AT_GOAL = metric_table.Metric(
     lambda results: (np.array([figure_at(POINT, *results.of_class(POINT.label))]), np.array([100.0])),
 )
 METRICS = metric_table.METRICS | {AT_GOAL.name: AT_GOAL}
-PAIRED = ("top1", "balanced_accuracy", "min_recall", "macro_f1", "auroc", "loss")
 # draws with an interval, of a cell that counts; percent
 _FEWEST = 50
 _LEAST = 89
@@ -203,61 +246,29 @@ class Coverage(NamedTuple):
     need: float
 
 
-def cells() -> list[Cell]:
-    rows = list[tuple[str, Classes | Groups | Labels, Sequence[str]]]()
-    for margin in (1.2, 3.0):
-        for counts in ((20, 20), (8,) * 5, (40,) * 5, (200,) * 5):
-            rows.append(("images, balanced classes", Classes(counts, margin), ONE_LABEL))
-    for margin in (1.2, 2.5):
-        for counts in ((38, 2), (190, 10), (950, 50)):
-            rows.append(("images, a class of 5%", Classes(counts, margin), (*ONE_LABEL, "quadratic_kappa")))
-    drawn = [Classes(counts, margin, are_drawn=True) for counts in ((190, 10), (950, 50)) for margin in (1.2, 2.0)]
-    rows += [("drawn images, a class of 5%", one, ("macro_f1", "precision", "quadratic_kappa")) for one in drawn]
-    for counts in ((47, 47, 6), (95, 95, 10), (475, 475, 50)):
-        rows += [("drawn images, a grade of 5%", Classes(counts, m, are_drawn=True), KAPPAS) for m in (2.0, 2.5, 3.0)]
-    for counts in ((100, 100), (190, 10)):
-        rows.append(("images, equal scores", Classes(counts, 1.5, decimals=0), ("auroc",)))
-    grades = [
-        Classes(counts, spread=spread)
-        for counts in ((8,) * 5, (40,) * 5, (200,) * 5, (150, 20, 10, 10, 10), (750, 100, 50, 50, 50))
-        for spread in (0.2, 0.3, 0.6)
-    ]
-    rows += [("images of 5 grades", one, KAPPAS) for one in grades]
-    for counts in ((100, 100), (190, 10), (40,) * 5):
-        rows.append(("images, at chance", Classes(counts, 0.0), KAPPAS[:1]))
-    for number in (10, 40, 200):
-        for margin in (1.2, 2.5):
-            metrics = (*ONE_LABEL, "quadratic_kappa")
-            rows.append(("groups of mixed classes", Groups(number, Classes((7, 3), margin)), metrics))
-            counts = (9, 1) if number > 10 else (6, 4)
-            rows.append(("groups of one class", Groups(number, Classes(counts, margin), True), metrics))
-    for images, shares in ((40, (0.5, 0.3, 0.1)), (200, (0.5, 0.3, 0.1, 0.05)), (1000, (0.5, 0.3, 0.1, 0.05, 0.05))):
-        for margin in (1.5, 4.0):
-            rows.append(("images, several labels", Labels(images, shares, margin), SEVERAL))
-        drawn_labels = [Labels(images, shares, margin, True) for margin in (1.0, 4.0)]
-        rows += [("drawn images, several labels", one, ("mean_ap", "micro_f1")) for one in drawn_labels]
-    found = []
-    for kind, data, metrics in rows:
-        found.append(Cell(kind, data, metrics, [name for name in metrics if name in OF_EACH_KIND]))
-    for one in drawn:
-        found.append(Cell("two models, drawn images", one, ("macro_f1", "quadratic_kappa"), ()))
-    for counts, margin in (((20, 20), 1.2), ((190, 10), 2.0), ((40,) * 5, 2.5), ((950, 50), 2.0)):
-        found.append(Cell("two models, images", Classes(counts, margin), PAIRED, ("top1",)))
-    for one in grades:
-        found.append(Cell("two models, 5 grades", one, KAPPAS[:1], KAPPAS[:1]))
-    for number in (6, 10, 40, 200):
-        for is_of_one in (False, True):
-            data = Groups(number, Classes((6, 4), 1.5), is_of_one)
-            metrics = (*PAIRED, "quadratic_kappa")
-            found.append(Cell("two models, groups", data, metrics, ("top1", "quadratic_kappa")))
-    for goal in (
-        Classes((100, 100), 1.2),
-        Classes((190, 10), 2.0),
-        Classes((950, 50), 2.0),
-        Groups(40, Classes((6, 4))),
-    ):
-        found.append(Cell("two models, one goal", goal, (AT_GOAL.name,), ()))
-    return found
+def data_of(number: int = 0, of_one: bool = False, **of_data: Any) -> Classes | Groups | Labels:
+    """number: of groups. of_one: whether all images of a group are of one class."""
+    if "shares" in of_data:
+        return Labels(**of_data)
+    classes = Classes(**of_data)
+    return Groups(number, classes, of_one) if number else classes
+
+
+def metrics_in(words: str) -> list[str]:
+    return " ".join(SETS.get(word, word) for word in words.split()).split()
+
+
+def cells() -> Iterator[Cell]:
+    for row in CELLS.strip().splitlines():
+        kind, arguments, metrics, by_default = (cell.strip() for cell in row.split("|"))
+        values = parse_value(arguments)
+        names = metrics_in(metrics)
+        in_ci = [name for name in names if name in metrics_in(by_default)]
+        for chosen in product(*values.values()):
+            of_data = {
+                key: tuple(one) if isinstance(one, list) else one for key, one in zip(values, chosen, strict=True)
+            }
+            yield Cell(kind, data_of(**of_data), names, in_ci)
 
 
 def measure(cell: Cell, draws: int) -> dict[str, Coverage]:

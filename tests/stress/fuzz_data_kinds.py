@@ -27,6 +27,7 @@ from datasets.sources.shared_arrays import strings_in
 from datasets.sources.source import Wanted
 from datasets.sources.tables.files import open_table
 from datasets.transforms.host import eval_crop
+from tests.datasets.photo import PHOTO, encode, photos
 from tests.datasets.shards.tar_files import tar_of
 from utils.errors import UserError
 
@@ -36,37 +37,35 @@ _LONG_NAME = "n" * 90 + "/" + "ü" * 90 + ".jpg"
 
 
 def image_examples() -> list[bytes]:
-    rng = np.random.default_rng(0)
-    colour = Image.fromarray(rng.integers(256, size=(19, 24, 3), dtype=np.uint8))
-    deep = Image.fromarray(rng.integers(60000, size=(9, 9)).astype("u2"))
-    grey = colour.convert("L")
-    exif = Image.Exif()
-    exif[0x0112] = 6  # rotated by 90 degrees
-    animation = {"save_all": True, "append_images": [colour.rotate(90)]}
-    images = [
-        (colour, "JPEG", {"progressive": True}),
-        (colour, "JPEG", {"exif": exif}),
-        (colour, "JPEG", {"restart_marker_blocks": 1}),
-        (colour.convert("P"), "PNG", {"transparency": 3}),
-        (colour, "WEBP", {"lossless": True}),
-        (colour, "GIF", animation),
-        (colour, "TIFF", {"compression": "tiff_lzw"}),
-    ]
-    plain = {
-        "JPEG": [colour, grey, colour.convert("CMYK")],
-        "PNG": [colour, grey, colour.convert("RGBA"), deep],
-        "WEBP": [colour],
-        "BMP": [colour, grey],
-        "TIFF": [colour, grey.convert("F"), grey.convert("I")],
-        "PPM": [colour, grey],
-    }
-    for form, of_form in plain.items():
-        images += [(image, form, {}) for image in of_form]
-    written = []
-    for image, form, options in images:
-        image.save(buffer := io.BytesIO(), form, **options)
-        written.append(buffer.getvalue())
-    return written
+    size = (24, 19)
+    still = photos(
+        """
+progressive | RGB  | JPEG | {progressive: true}
+rotated     | RGB  | JPEG | {orientation: 6}
+restarts    | RGB  | JPEG | {restart_marker_blocks: 1}
+palette     | P    | PNG  | {transparency: 3}
+lossless    | RGB  | WEBP | {lossless: true}
+packed      | RGB  | TIFF | {compression: tiff_lzw}
+jpeg        | RGB  | JPEG | {}
+grey jpeg   | L    | JPEG | {}
+cmyk        | CMYK | JPEG | {}
+png         | RGB  | PNG  | {}
+grey png    | L    | PNG  | {}
+alpha       | RGBA | PNG  | {}
+deep        | I;16 | PNG  | {}
+webp        | RGB  | WEBP | {}
+bmp         | RGB  | BMP  | {}
+grey bmp    | L    | BMP  | {}
+tiff        | RGB  | TIFF | {}
+float       | F    | TIFF | {}
+32 bits     | I    | TIFF | {}
+ppm         | RGB  | PPM  | {}
+pgm         | L    | PPM  | {}
+""",
+        size,
+    )
+    frame = PHOTO.resize(size)
+    return [*still.values(), encode(frame, "GIF", save_all=True, append_images=[frame.rotate(90)])]
 
 
 def dicom_examples() -> list[bytes]:
