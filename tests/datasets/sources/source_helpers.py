@@ -136,10 +136,10 @@ def write_rows(root, images, name, header, row, encoding="utf-8", **values):
     return root / name
 
 
-def write_set(root, images, tables, values, **_):
-    """The images and tables of a data set, as FAR and SETS describe them; returns the paths of the images."""
+def write_set(root, images, tables, values, more="", **_):
+    """The images and tables of a data set, as SETS describes them; returns the paths of the images in tables."""
     paths = expand(images)
-    tree(root, *paths)
+    tree(root, *paths, *filter(None, [more]))
     for name, (header, row) in tables.items():
         write_table(root / name, rows_of(row, paths, **values), header)
     return paths

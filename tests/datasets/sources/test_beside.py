@@ -1,11 +1,10 @@
 """Tables and lists beside folders; classes one level too high: each advice trains on what it names when it is typed."""
 
-import re
 from pathlib import Path
 
 from conftest import each_row, line_of
 from pytest import mark
-from source_helpers import answers_to, classes_of, expand, options, read, rows_of, tree, typed, write_table
+from source_helpers import classes_of, expand, options, read, rows_of, tree, typed, write_table
 
 from datasets.sources.tables.columns import likely_columns
 from datasets.sources.tables.files import open_table
@@ -14,28 +13,6 @@ from utils.errors import UserError
 PATIENTS = "p{a,b,c,d,e,f}/{0..3}.jpg"
 LABELS = ["benign", "malignant"] * 12
 VALUES = {"label": LABELS, "place": "01", "not_place": "10", "is_first": [True] * 12 + [False] * 12}
-# Images; a table, its header and its rows; how many classes the folders could be, too
-BESIDE = """
-name | images | table | header | row | classes
-labels.csv | p{a,b,c,d,e,f}/{0..3}.jpg | labels.csv | image,label | {path},{label} | 6
-of a split | train/p{a,b,c,d,e,f}/{0..3}.jpg | train/metadata.csv | file_name,label | {inner},{label} | 6
-Roboflow | train/p{a,b,c,d,e,f}/{0..3}.jpg | train/_classes.csv | filename,benign,malignant \
-    | {inner},{not_place},{place} | 6
-a clinic's | Köln/IMG_{0..5}0.jpg & Bonn/IMG_{0..5}1.jpg | Befunde.csv | Datei;Alter;Befund | {name};{n};{label} | 2
-no known name | p{a,b,c,d,e,f}/{0..3}.jpg | x.csv | file,age,sex,result | {path},{n},m,{label} | 6
-a list | p{a,b,c,d,e,f}/{0..3}.jpg | list_label.txt | | {path} {place} | 6
-ChestX-ray14 | images_001/images/{00000000..00000003}_{000..002}.png & \
-images_002/images/{00000004..00000007}_{000..002}.png \
-    | Data_Entry.csv | Image,Finding Labels,Follow-up #,Patient,Age,Width,Height] \
-    | {name},{label},0,{n},58,9 | 2  # a row is shorter, as spreadsheets write it
-names of the images | images/{4000..4023}.jpg | occurrence.txt | gbifID\tcatalogNumber\tscientificName \
-    | {stem}\tK{n}\t{label} |
-in another folder | images/PAT_{0..11}_{1,2}_77.png | meta/labels.csv | image,label | {path},{label} |
-PAD-UFES-20 | images/PAT_{0..11}_{1,2}_77.png | metadata.csv | patient_id,lesion_id,smoke,diagnostic,img_id,biopsed \
-    | PAT_{n},1,False,{label},{name},True |
-AffectNet | M/p{a,b,c,d,e,f}/{0..3}.jpg | training.csv | subDirectory_filePath,face_x,expression,valence \
-    | {inner},134,{label},-0.5 | 6
-"""
 NO_WORD = """
 name | table | header | row
 other names | labels.csv | image,label | {path},{path[1]}
@@ -48,21 +25,6 @@ other images | labels.csv | image,label | {n}.png,{label}
 
 def write(root, images):
     return options(tree(root, *images), dataset="folder")
-
-
-@each_row(BESIDE)
-def test_a_table_beside_the_folders_is_an_answer(name, images, table, header, row, classes, tmp_path):
-    paths = expand(images)
-    given = write(tmp_path, paths)
-    write_table(tmp_path / table, rows_of(row, paths, **VALUES), header)
-    of_table, *of_folders = answers_to(given)
-    found = classes_of(*read(of_table))
-    expected = ["0", "1"] * 12 if name == "a list" else LABELS
-    assert len(found) == len(paths)
-    for path, label in found.items():
-        (number,) = (number for number, image in enumerate(paths) if image.endswith(path))
-        assert label == expected[number]
-    assert [len(read(one)[0].class_names) for one in of_folders] == [*map(int, classes.split())]
 
 
 @each_row(NO_WORD)
@@ -104,27 +66,6 @@ def test_classes_in_the_folders_of_folders(name, parts, number, tmp_path):
         classes = classes_of(*read(one))
         assert len({*classes.values()}) == int(number)
         assert all(path.split("/")[-2] == classes[path] for path in classes)
-
-
-CELLS = "Image_FileName_DAPI,Image_PathName_DAPI,Image_FileName_Actin,Image_Metadata_Well,Image_Metadata_Compound"
-# The folders of the images in a row, the header and the row of the table, the column of the paths that are advised
-OF_ROWS = f"""
-name | folders | header | row | path
-before and after | t0 t1 full | t0,t1,image,label | t0/{{0}}.jpg,t1/{{0}}.jpg,full/{{0}}.jpg,{{1}} | image
-BBBC021 | Week1/a Week1/b | {CELLS} | a{{0}}.jpg,Week1/a,b{{0}}.jpg,W{{0}},{{1}} | Image_FileName_DAPI
-"""
-
-
-@each_row(OF_ROWS)
-def test_a_row_of_several_images_is_an_answer(name, folders, header, row, path, tmp_path):
-    """Of the images in a folder each, or of channels, the table names one per row."""
-    names = [part + "/" * (name != "BBBC021") for part in folders.split()]
-    given = write(tmp_path, [f"{part}{number}.jpg" for part in names for number in range(12)])
-    write_table(tmp_path / "pairs.csv", [row.format(number, LABELS[number]) for number in range(12)], header)
-    advised = answers_to(given)[0]
-    assert advised.columns["path"] == path
-    for image, label in classes_of(*read(advised)).items():
-        assert label == LABELS[int(re.findall(r"\d+", image)[-1])]
 
 
 def test_few_files_are_looked_for_in_the_folders_beside_a_table(tmp_path, monkeypatch):

@@ -8,22 +8,10 @@ import re
 import pytest
 from conftest import ROOT, code_of, each_row, line_of, told
 from pytest import fixture, mark
-from source_helpers import (
-    answers_to,
-    classes_of,
-    expand,
-    groups_apart,
-    names_of,
-    options,
-    read,
-    rows_of,
-    tree,
-    write_set,
-    write_table,
-)
+from source_helpers import classes_of, expand, groups_apart, options, read, rows_of, tree, write_set, write_table
+from test_known_sets import SETS
 
 from configs.yaml_io import parse_value
-from datasets.reading import unlabelled
 
 SPECIES = ["Vulpes vulpes", "Capreolus capreolus"]
 FILES = expand("site0/100RECNX/IMG_{0000..0019}.jpg & site1/100RECNX/IMG_{0020..0039}.jpg")
@@ -101,79 +89,6 @@ def test_a_package_of_another_version_is_folders(package):
     assert "Camera Trap" not in line_of(read, package(ROWS, version="0.6"))
 
 
-# Of each program: images; its tables, their header and the row of each image; columns in the question, and the class
-FAR = parse_value(
-    r"""
-Timelapse:  # the same names on each card
-  images: Station0/Card{0,1}/IMG_{0000..0009}.jpg & Station1/Card0/IMG_{0000..0009}.jpg & \
-    Station1/Card1/IMG_{0000..0008}.jpg & IMG_0039.jpg
-  tables:
-    TimelapseData.csv: ["RootFolder,File,RelativePath,DateTime,DeleteFlag,Species,Count",
-                        "photos,{name},{folder_windows},2024-05-01 10:00:00,false,{species},1"]
-  values: {species: [Vulpes vulpes, Vulpes vulpes, Capreolus capreolus, Capreolus capreolus]}
-  asked: [[RelativePath/File, Species, "{species}"]]
-Messidor-2:  # images that cannot be graded have no grade
-  images: IMAGES/20051020_{43808..43847}_0100_PP.png
-  tables:
-    messidor_data.csv: ["image_id,adjudicated_dr_grade,adjudicated_dme,adjudicated_gradable",
-                        "{name},{grade},{dme},{gradable}"]
-  values: {grade: [0, 1, 2, '', 4], dme: [0, 0, 1, '', 1], gradable: [1, 1, 1, 0, 1]}
-  asked: [[image_id, adjudicated_gradable, "{gradable}"], [image_id, adjudicated_dme, "{dme}"],
-          [image_id, adjudicated_dr_grade, "{grade}"]]
-GBIF:  # two photographs of an occurrence
-  images: images/{2735077..2735116}.jpg
-  tables:
-    multimedia.txt: ["gbifID\ttype\tformat\tidentifier\treferences",
-                     "40{half:02}\tStillImage\timage/jpeg\thttps://observation.org/photos/{name}\t"]
-    occurrence.txt: ["gbifID\tinstitutionCode\tspecies\tgenus", "40{n:02}\tK\t{species}\t{genus}"]
-  values: {species: [Quercus robur, Acer campestre], genus: [Quercus, Acer], of_image: [Quercus robur, Quercus robur,
-           Acer campestre, Acer campestre]}
-  asked: [[identifier, species, "{of_image}"]]
-Yelp:  # of Kaggle: photographs of businesses with several labels
-  images: images/{2735077..2735116}.jpg
-  tables:
-    train_photo_to_biz_ids.csv: ["photo_id,business_id", "{stem},10{half:02}"]
-    train.csv: ["business_id,labels", "10{n:02},{labels}"]
-  values: {labels: [1 2 5, 0 3], of_image: ['125', '125', '03', '03']}
-  asked: [[photo_id, labels, "{of_image}"]]
-columns of labels with gaps:
-  images: images/{2735077..2735116}.jpg
-  tables: {labels.csv: ["image,Edema,Effusion", "{stem},{edema}.0,{effusion}"]}
-  values: {edema: [0, 1], effusion: ['1.0', '', '-1.0'], both: [Effusion, Edema, '', EdemaEffusion, '', Edema]}
-  asked: [[image, [Edema, Effusion], "{both}"]]
-RSNA:  # of Kaggle: two tables, each with labels
-  images: images/{2735077..2735116}.jpg
-  tables:
-    stage_2_train_labels.csv: ["patientId,x,y,width,Target", "{stem},,,,{target}"]
-    stage_2_detailed_class_info.csv: ["patientId,class", "{stem},{kind}"]
-  values: {target: [0, 1], kind: [a, b, c]}
-  asked: [[patientId, class, "{kind}"], [patientId, Target, "{target}"]]
-Conser-vision:  # features and labels
-  images: images/{2735077..2735116}.jpg
-  tables:
-    train_features.csv: ["id,filepath,site", "Z{n},{path},S{site}"]
-    train_labels.csv: ["id,bird,hog,blank", "Z{n},{cells}"]
-  values: {site: [0, 1, 2, 3, 4, 5, 6], cells: ["1.0,0,0", "0,1.0,0", "0,0,1.0"], kind: [bird, hog, blank]}
-  asked: [[filepath, [bird, hog, blank], "{kind}"]]
-""".replace("\\\n    ", "")
-)
-
-
-@mark.parametrize("program", sorted(FAR.keys() - {"GBIF", "Yelp", "Conser-vision"}))
-def test_the_question_has_a_command_for_each_label(program, tmp_path):
-    """Also the unlabelled rows are left out, several labels are several; -predict reads the paths of all rows."""
-    one_set = FAR[program]
-    paths = write_set(tmp_path, **one_set)
-    given = options(tmp_path)
-    ways = [one for one in answers_to(given) if one.columns]
-    assert [[one.columns["path"], one.columns["label"]] for one in ways] == [asked[:2] for asked in one_set["asked"]]
-    for one, (*_, label) in zip(ways, one_set["asked"], strict=True):
-        labels = rows_of(label, paths, **one_set["values"])
-        found = dict(zip(names_of(unlabelled(one.data_path, one)), labels, strict=True))
-        expected = {path: label for path, label in found.items() if label or one.multi_label}
-        assert classes_of(*read(one)) == expected
-
-
 JOINED = r"""
 program | files | on
 GBIF | multimedia.txt occurrence.txt | gbifID
@@ -186,15 +101,15 @@ Conser-vision | train_features.csv train_labels.csv | id
 def test_two_tables_are_a_question_and_the_code_of_the_page_makes_one(program, files, on, tmp_path):
     """One names the images, and the other has the labels and a column of both."""
     pytest.importorskip("pandas")
-    paths = write_set(tmp_path, **FAR[program])
+    paths = write_set(tmp_path, **SETS[program])
     first, second = files.split()
     message = line_of(read, tmp_path / "images")
     assert f"{first} and {second}, which share the column '{on}'" in message
     table_of(options(tmp_path), "Joined tables", **{"multimedia.txt": first, "occurrence.txt": second, "gbifID": on})
-    ((path, label, class_of),) = FAR[program]["asked"]
+    ((path, label, class_of),) = SETS[program]["asked"]
     data = options(tmp_path / "joined.csv", columns={"path": path, "label": label})
     found = classes_of(*read(data.changed(multi_label=program == "Yelp")))
-    labels = rows_of(class_of, paths, **FAR[program]["values"])
+    labels = rows_of(class_of, paths, **SETS[program]["values"])
     assert {name[-11:]: label for name, label in found.items()} == dict(
         zip([one[-11:] for one in paths], labels, strict=True)
     )

@@ -11,7 +11,6 @@ import re
 from pathlib import Path
 
 import test_beside
-import test_camera_traps
 import test_known_sets
 import test_labels
 import test_tables
@@ -184,15 +183,10 @@ def readings(root):
             yield f"{group} {name}", options(folder, dataset="folder")
     for number, (parts, _) in enumerate(cells_of(test_labels.UNCLEAR)[1:]):
         yield f"unclear {parts}", options(tree(root / f"unclear {number}" / "R", *parts.split()), labels="(.)_")
-    for kind, sets in (("set", test_known_sets.SETS), ("far", test_camera_traps.FAR)):
-        for name, of_set in sets.items():
-            folder = root / f"{kind} {name}" / ("R" if kind == "far" else name.split("-")[0])
-            write_set(folder, **of_set)
-            yield f"{kind} {name}", options(folder)
-    for name, images, table, header, row, *_ in cells_of(test_beside.BESIDE.replace("\\\n", ""))[1:]:
-        folder = tree(root / f"beside {name}".replace("'", ""), images)
-        write_table(folder / table, rows_of(row, expand(images), **test_beside.VALUES), header)
-        yield f"beside {name}", options(folder, dataset="folder")
+    for name, of_set in test_known_sets.SETS.items():
+        folder = root / f"set {name}" / name.split("-")[0]
+        write_set(folder, **of_set)
+        yield f"set {name}", options(folder)
     for name, header, row, *_ in (*cells_of(test_tables.COLUMNS)[1:], *cells_of(test_tables.UNCLEAR)[1:]):
         table = test_tables.FILES, "all.csv", header, row
         yield f"table {name}", options(write_rows(root / f"table {name}", *table, **test_tables.VALUES))
