@@ -13,28 +13,10 @@ from utils.errors import UserError
 PATIENTS = "p{a,b,c,d,e,f}/{0..3}.jpg"
 LABELS = ["benign", "malignant"] * 12
 VALUES = {"label": LABELS, "place": "01", "not_place": "10", "is_first": [True] * 12 + [False] * 12}
-NO_WORD = """
-name | table | header | row
-other names | labels.csv | image,label | {path},{path[1]}
-age and site | meta.csv | image,age,site | {path},{n},{label}
-of the folders | meta.csv | image,kind | {path},{is_first}
-predictions | predictions.csv | path,class_1,probability_1,label | {path},x,0.9,{label}
-other images | labels.csv | image,label | {n}.png,{label}
-"""  # tables that agree with the folders, that this program writes, or without labels
 
 
 def write(root, images):
     return options(tree(root, *images), dataset="folder")
-
-
-@each_row(NO_WORD)
-def test_a_table_that_adds_nothing_is_not_mentioned(name, table, header, row, tmp_path):
-    paths = expand(PATIENTS)
-    given = write(tmp_path, paths)
-    write_table(tmp_path / table, rows_of(row, paths, **VALUES), header)
-    train, _ = read(given)
-    assert len(train.class_names) == 6
-    assert not [note for note in train.notes if note.kind != "log"]
 
 
 ORGANS = "{colon/colon_{aca,n},lung/lung_{aca,n,scc}}"

@@ -14,12 +14,12 @@ import test_beside
 import test_known_sets
 import test_labels
 import test_tables
-from conftest import cells_of
+from conftest import cells_of, told
 from pytest import mark
 from source_helpers import (
     COMMAND,
+    classes_of,
     expand,
-    names_of,
     options,
     read,
     rows_of,
@@ -33,6 +33,7 @@ from test_trees import REFUSED, TRAINED
 
 from configs.yaml_io import parse_value
 from utils.errors import UserError
+from utils.notes import Note
 
 FILE = Path(__file__).with_name("facts.txt")
 # Images, where @ is 0 to 11; the table of each; its header; the row of an image, by its number n; `values` in turn;
@@ -74,6 +75,10 @@ folder and test | {a,test}/@.png | labels.csv | path,label | {path},{label} | | 
 folders of test | {test,test2}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
 no test | {contest,valley}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
 names | {train,test}_@.png | labels.csv | path,label | {path},{label} | | labels.csv
+table in the folder of train | {train,test}/@.png | train/labels.csv | path,label | {path},{label} | | train/labels.csv
+table in the folder of train, deep | {train,test}/a/@.png | train/labels.csv | path,label | {path},{label} | | train/labels.csv
+table of val beside images of test | {test,train,val}/{0,1,2,3}.png | {value}.csv | path,label | {path},{label} | \
+    train train train train train train train train val val val val | .
 column and folders | {train,test}/@.png | labels.csv | path,label,split | {path},{label},{value} | val train train | labels.csv
 column of train, folder of test | {a,test}/@.png | labels.csv | path,label,split | {path},{label},train | | labels.csv
 column of folders | @.png | labels.csv | path,label,origin | {path},{label},{value} | train train test extra | labels.csv
@@ -94,6 +99,12 @@ test alone | @.png | labels.csv | path,label,split | {path},{label},test | | lab
 train and unknown | @.png | labels.csv | path,label,split | {path},{label},{value} | train train x9 | labels.csv
 train.csv with test rows | @.png | {value}.csv | path,label,split | {path},{label},{value2} | train train val | . | {values2: train train test}
 train.csv with test rows alone | @.png | train.csv | path,label,split | {path},{label},{value} | train train test | .
+train.csv with rows of val and test beside both | @.png | {value}.csv | path,label,split | {path},{label},{value2} | \
+    train train train train train train train train train train val test | . | {values2: train train val test}
+train.csv with rows of val and test beside val | @.png | {value}.csv | path,label,split | {path},{label},{value2} | \
+    train train train val | . | {values2: train val test}
+folds of a table with splits | @.png | labels.csv | path,label,split | {path},{label},{value} | \
+    train train train train val test | labels.csv | {folds: 3, fold: 0}
 MIMIC-CXR | @.png | labels.csv | path,label,split | {path},{label},{value} | train train train validate id_test test | labels.csv
 train, validate | @.png | labels.csv | path,label,split | {path},{label},{value} | train train validate | labels.csv
 # Options in notes and in errors
@@ -102,10 +113,19 @@ combined words | @.png | labels.csv | path,label | {path},{value} | haze "haze,r
 patients | @.png | labels.csv | path,label,patient | {path},{label},{value} | 1 2 3 4 5 6 | labels.csv
 no label | @.png | labels.csv | path,label | {path},{value} | x y "" | labels.csv
 no cell of 0 and 1 | @.png | labels.csv | path,x,y,z | {path},{is_x},{is_y},0 | | labels.csv
+columns with normal | @.png | labels.csv | path,normal,x,y | {path},{value} | 1,0,0 0,1,0 0,0,1 0,1,1 | labels.csv | {multi_label: true}
 several columns | @.png | labels.csv | path,x,y,z | {path},{is_x},1,0 | | labels.csv
 # Beside folders
 folders, train and test | {a,b}/@.png | labels.csv | path,label,split | {path},{folder},{value} | train train test | .
 folders, train and holdout | {a,b}/@.png | labels.csv | path,label,split | {path},{folder},{value} | train train holdout | .
+folders, holdout and train | {a,b}/@.png | labels.csv | path,label,split | {path},{folder},{value} | holdout holdout holdout train | .
+folders, tr, va and te | {a,b}/@.png | labels.csv | path,label,split | {path},{folder},{value} | tr tr va te | .
+folders, 0 and 1 | {a,b}/@.png | labels.csv | path,label,split | {path},{folder},{value} | 0 0 0 1 | . | {value: 1}
+folders, pool | {a,b}/@.png | labels.csv | path,label,split | {path},{folder},{value} | pool pool pool labeled_train | . | {value: labeled_train}
+folders, train and unknown | {a,b}/@.png | labels.csv | path,label,split | {path},{folder},{value} | train train x9 x9 | . | {value: x9}
+folders, another name of labels | {a,b}/@.png | labels.csv | path,kind,split | {path},{folder},{value} | train train train holdout | .
+folders, no name of labels | {a,b}/@.png | labels.csv | path,sex,split | {path},{folder},{value} | train train train holdout | .
+folders, no name of labels, unknown | {a,b}/@.png | labels.csv | path,sex,split | {path},{folder},{value} | train train x9 x9 | . | {value: x9}
 folders, tables of both splits | {a,b}/@.png | {value}.csv | path,label | {path},{folder} | train train val | .
 folders, tr and te | {a,b}/@.png | labels.csv | path,label,split | {path},{folder},{value} | tr tr te | .
 folders, column train | {a,b}/@.png | labels.csv | path,label,train | {path},{folder},{value} | TRAIN TRAIN TEST | .
@@ -117,7 +137,7 @@ folders of splits, the same splits | train/{a/1,b/2}@.png & test/{a/3,b/4}@.png 
 folders, splits in JSON lines | {a,b}/@.png | meta.jsonl | | {{"path": "{path}", "split": "{value}"}} | train test | .
 patients, train and holdout | {p1,p2}/@.png | labels.csv | path,label,split | {path},{label},{value} | train train train holdout | .
 patients, tr and te | {p1,p2}/@.png | labels.csv | path,label,split | {path},{label},{value} | tr tr tr te | .
-patients, 0 and 1 | {p1,p2}/@.png | labels.csv | path,label,split | {path},{label},{value} | 0 0 0 1 | .
+patients, 0 and 1 | {p1,p2}/@.png | labels.csv | path,label,split | {path},{label},{value} | 0 0 0 1 | . | {value: 1}
 patients, column train | {p1,p2}/@.png | labels.csv | path,label,train | {path},{label},{value} | TRAIN TRAIN TEST | .
 patients, windows | {p1,p2}/@.png | labels.csv | path,label | {windows},{label} | | .
 two tables | {p1,p2}/@.png | {table}.csv | path,label | {path},{label} | | . | {tables: one other}
@@ -133,8 +153,15 @@ recurring names, no label's name | images/ST{1,2,3}/@.jpg | labels.csv | station
 lists of both splits | {train,val}/@.jpg | {folder}_list.txt | | {path} {is_x} | | . | {dataset: folder}
 each column that may be the label | site{1,2,3}/@.jpg | images.csv | filename,location,class,species,common_name,class_id | \
     {path},gs://x/{path},{value} | Mammalia,vulpes,Fox,0 Mammalia,capreolus,Deer,1 Aves,corone,Crow,2 | .
+other names of the folders | p{a,b,c}/@.jpg | labels.csv | image,label | {path},{path[1]} | | .
+age and site | p{a,b,c}/@.jpg | meta.csv | image,age,site | {path},{n},{label} | | .
+a kind of each folder | {a,b,c}/@.jpg | meta.csv | image,kind | {path},{folder}{folder} | | .
+predictions | p{a,b,c}/@.jpg | predictions.csv | path,class_1,probability_1,label | {path},x,0.9,{label} | | .
+other images | p{a,b,c}/@.jpg | labels.csv | image,label | {n}.png,{label} | | .
+a test in test | {a,b}/@.png & test/test/@.png | | | | | .
 # Groups
 column of groups | @.png | labels.csv | path,label,who | {path},{label},p{value} | 1 1 1 1 2 2 2 2 3 3 3 3 | labels.csv | {columns: {group: who}}
+groups, one of both classes | @.png | labels.csv | path,label,who | {path},{label},p{value} | 1 1 2 3 2 3 4 5 4 5 6 7 | labels.csv | {columns: {group: who}}
 patients in folders | ill/SOB/P-ill{1,2,3,4}/{40X,100X}/@.png & well/SOB/P-well{1,2,3,4}/{40X,100X}/@.png | | | | | .
 magnifications | {ill/duct,ill/lobe,well/fib,well/ade}/{40X,100X,200X}/@.png | | | | | .
 patients in names of classes | ill/P1@_{1,2,3}.png & well/P2@_{1,2,3}.png | | | | | .
@@ -167,11 +194,15 @@ one folder of classes | images/{banded,braided}/@.jpg | | | | | .
 Kaggle | train/@.jpg | train.csv | id,breed | {stem},{label} | | .
 numbers | @.png | labels.csv | image_path,target | {path},{value} | 5 1001 40000 | labels.csv
 lists beside | {a,b}/@.jpg | test_list.txt | | {stem} | | .
+lists of paths beside | {a,b}/photo@.jpg | test_list.txt | | {path} | | .
+lists beside the folder of images | images/{a,b}/photo@.jpg | test_list.txt | | {last2} | | .
+lists of stems beside the folder of images | images/{a,b}/photo@.jpg | test_list.txt | | {stem} | | .
+a text beside | {a,b}/photo@.jpg | test_list.txt | | pytest==9 | | .
 """
 
 
 def readings(root):
-    """Each data set: its name, and the options that read it."""
+    """Each data set: its name, the options that read it, and the value that a person knows in options of its question."""
     for group, rows in (
         ("tree", TRAINED),
         ("tree", REFUSED),
@@ -180,55 +211,57 @@ def readings(root):
     ):
         for name, parts, *_ in cells_of(rows)[1:]:
             folder = tree(root / f"{group}_{name}".replace(" ", "_") / "R", *parts.split())
-            yield f"{group} {name}", options(folder, dataset="folder")
+            yield f"{group} {name}", options(folder, dataset="folder"), ""
     for number, (parts, _) in enumerate(cells_of(test_labels.UNCLEAR)[1:]):
-        yield f"unclear {parts}", options(tree(root / f"unclear {number}" / "R", *parts.split()), labels="(.)_")
+        yield f"unclear {parts}", options(tree(root / f"unclear {number}" / "R", *parts.split()), labels="(.)_"), ""
     for name, of_set in test_known_sets.SETS.items():
         folder = root / f"set {name}" / name.split("-")[0]
         write_set(folder, **of_set)
-        yield f"set {name}", options(folder)
+        yield f"set {name}", options(folder), ""
     for name, header, row, *_ in (*cells_of(test_tables.COLUMNS)[1:], *cells_of(test_tables.UNCLEAR)[1:]):
         table = test_tables.FILES, "all.csv", header, row
-        yield f"table {name}", options(write_rows(root / f"table {name}", *table, **test_tables.VALUES))
+        yield f"table {name}", options(write_rows(root / f"table {name}", *table, **test_tables.VALUES)), ""
     for number, (table, folders, _) in enumerate(cells_of(test_tables.FOLDERS)[1:]):
         folder = root / f"folders {number}"
         tree(folder, "sample/other.png", *(f"{one}/{{0..29}}.png" for one in folders.split()))
         write_table(folder / table, rows_of("{n},{label}", test_tables.FILES, **test_tables.VALUES), "id,label")
-        yield f"images of {table} beside {folders}", options(folder / table)
+        yield f"images of {table} beside {folders}", options(folder / table), ""
     for name, images, table, header, row, *rest in cells_of(TABLES.replace("\\\n", ""))[1:]:
         values, path, more = [*rest, ""][:3]
         given = parse_value(more or "{}")
+        value = str(given.pop("value", ""))
         words = {"label": "xy", "is_x": "01", "is_y": "10", "value": values.split() or [""]}
         words["value2"] = str(given.pop("values2", "")).split() or [""]
         folder = tree(root / f"case {name}" / "R", *expand(images.replace("@", "{0..11}")))
         found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.*"))
         for one in given.pop("tables", "all").split() if table else ():
             write_rows(folder, found, table, header, row, table=[one], **words)
-        yield f"case {name}", options(folder / path, **given)
+        yield f"case {name}", options(folder / path, **given), value
 
 
 def facts_of(root, splits):
-    """A line for each split: its rows, those of each class, its folder, the first and the last name, its groups."""
+    """A line for each split: its rows, those of each class, its folder, the first and the last image, its groups."""
     parts = []
     for samples, split in zip(splits, ("train", "val", "test"), strict=False):
         names = samples.class_names
         counts = samples.class_counts(len(names)).tolist()
         of_classes = " ".join(f"{name}={count}" for name, count in zip(names, counts, strict=True))
-        paths = sorted(names_of(samples))
+        images = sorted(map("=".join, classes_of(samples).items()))
         place = os.path.relpath(samples.root, root)
         groups = f", {len({*samples.groups})} groups" if samples.groups else ""
-        parts.append(f"{split} {len(samples)} of {of_classes} in {place}: {paths[0]} - {paths[-1]}{groups}")
+        parts.append(f"{split} {len(samples)} of {of_classes} in {place}: {images[0]} - {images[-1]}{groups}")
     return "; ".join(parts)
 
 
-def found_in(root, data):
-    """The facts, None of a question; the texts with options; and the answers to the question."""
+def found_in(root, data, value):
+    """The facts, None of a question; notes, or the text of the question; its answers. value: what a person knows."""
     try:
         splits = read(data)
     except UserError as error:
         answers = getattr(error.__cause__ or error, "answers", [])
-        return None, str(error), [one for one in answers if "VALUE" not in one.options]
-    return facts_of(root, splits), " ".join(note.text for note in splits[0].notes), []
+        known = [one for one in answers if "VALUE" not in one.options]
+        return None, [Note("", str(error).replace("VALUE", value or "VALUE"))], known
+    return facts_of(root, splits), splits[0].notes, []
 
 
 NO_ANSWERS = 'torchvision/NAME|VALUE|: "?NAME'  # a person fills them in
@@ -241,26 +274,28 @@ def size_of(facts):
 
 def lines_of(root):
     """Of each data set, and of each option that is printed, typed: it reads what the answer in the question reads."""
-    for name, data in readings(root):
+    for name, data, value in readings(root):
         place = root / Path(data.data_path).relative_to(root).parts[0]
-        facts, text, answers = found_in(place, data)
-        yield f"{name} | {facts or 'asks'}"
+        facts, notes, answers = found_in(place, data, value)
+        kinds = [f"; {kind}" for kind in ("warning", "screen") for _ in told(notes, kind=kind)]
+        yield f"{name} | {facts or 'asks'}{''.join(kinds)}"
+        text = " ".join(note.text for note in notes)
         options_in = re.findall(COMMAND, text)
         for words, given in zip(options_in, typed(text, data), strict=True):
             changes = {key: getattr(given, key) for key in sorted(given.model_fields_set)}
             shown = {key: value for key, value in changes.items() if value != getattr(data, key)}
-            found, _, _ = found_in(place, given)
+            found, _, _ = found_in(place, given, value)
             yield f"{name}, {str(shown).replace(str(place), 'DIR')} | {found or 'asks'}"
             is_known = not re.search(NO_ANSWERS, words)
             assert not found or is_known or facts
             assert found or not is_known, (name, words)
             assert not (found and facts) or size_of(found) == size_of(facts), (name, words)  # of a note
-            if not (answers and is_known):  # of a note, or of an error that is no question
+            if not (answers and is_known and not value):  # of a note, or of an error that is no question
                 continue
             answer = answers.pop(0)
             assert answer.options.strip() in words, (name, words, answer.options)
             assert found == facts_of(place, answer.rows.splits.values()), (name, words)
-        assert not answers, (name, text)
+        assert not answers or value, (name, text)
 
 
 @mark.slow

@@ -126,14 +126,6 @@ def test_paths_are_decoded_only_for_a_table_beside_them(tmp_path, monkeypatch):
     assert decoded == [6]
 
 
-@mark.parametrize("images", ["{a,b}/photo{10,11,12}.jpg", "images/{a,b}/photo{10,11,12}.jpg"])
-@mark.parametrize("line, is_named", [("photo12", True), ("a/photo12.jpg", True), ("pytest==9", False)])
-def test_a_list_of_test_images_beside_class_folders_is_named(images, line, is_named, tmp_path):
-    tree(tmp_path, images)
-    (tmp_path / "test_list.txt").write_text(f"{line}\n")
-    assert bool(told(read(tmp_path)[0].notes, "not read", "warning")) == is_named
-
-
 def test_files_that_are_not_read_are_counted_by_ending_with_an_example(tmp_path):
     """Beside the class folders, and in them: without files of systems, and those of the name of an image."""
     tree(tmp_path, "{a,b}/{0,1,2}.jpg", "{x,y,z}.png", "a/{7,8}.jp2!", "b/3.FITS!", "b/raw.dng!", "a/.hidden.jp2!")

@@ -22,6 +22,8 @@ x/{train,test}/{a,b}-@.jpg | (\\w+)- | | a b | 14 2 16 |
 {train,val}/{a,b}/p{1,2,3,4}/@.jpg | | {label: 1, group: 2} | a b | 64 64 | 4
 seg_train/{a,b}/p{1,2,3}/@.jpg | | {label: 1, group: 2} | a b | 32 16 | 3
 p{1,2,3,4}/{a,b}/@.jpg | | {label: 2, group: 1} | a b | 48 16 | 4
+{p1,p2}/{a,b}/@.jpg test/{p1,p2}/{a,b}/@.jpg | | {label: 2, group: 1} | a b | 16 16 32 | 2
+{train,test}/{a,b}/@.jpg | | {label: 1} | a b | 14 2 16 |
 p{1,2,3,4}/{train,test}/{a,b}/@.jpg | | {label: 2, group: 1} | a b | 48 16 64 | 4
 {train,val}/{c/{c1,c2},d/{d1,d2}}/@.jpg | | {label: 2} | c1 c2 d1 d2 | 32 32 |
 {train,val}/{x,dev}/{a,b}-@.jpg | /([^/]+)/ | | dev x | 32 32 |  # a class called so

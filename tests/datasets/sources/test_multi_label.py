@@ -69,6 +69,7 @@ def test_a_label_that_says_that_there_is_none_is_named_until_it_is_none(tables):
     assert train.class_names == val.class_names == ["a", "b", "normal"]  # which is beside another label
     assert bits_of(train) == bits_of(val) == "110 100 000 010 000 101"
     assert not told(train.notes, "counts as a class")
+    assert not told(read(given, is_new=False)[0].notes, "counts as a class")
     assert CellValues({"cells": {"Clear, none": 0}}).is_none("clear, None")
 
 

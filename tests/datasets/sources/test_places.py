@@ -53,14 +53,6 @@ def test_the_rows_of_test_are_test_images_however_their_paths_are_written(path, 
     assert {predicted.name(n) for n in range(len(predicted))} == files
 
 
-@mark.parametrize("inner", ["", "a/"])
-def test_the_rows_of_test_are_test_images_also_of_a_table_in_the_folder_of_train(inner, tmp_path):
-    images = expand(f"{{train,test}}/{inner}{{0..11}}.png")
-    write_table(tree(tmp_path, *images) / "train/labels.csv", rows_of("{path},{label}", images, label="xy"))
-    *_, test = read(tmp_path / "train/labels.csv")
-    assert {test.name(n) for n in range(len(test))} == {f"{tmp_path}/{image}" for image in images[12:]}
-
-
 # The folders of the images of one table, by their numbers modulo 2
 LAYOUTS = {"beside the table": ["", ""], "split": ["train/"] * 2, "one": ["img/"] * 2, "two": ["p1/", "p2/"]}
 

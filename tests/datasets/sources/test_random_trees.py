@@ -9,7 +9,6 @@ import random
 import re
 from itertools import product
 
-from conftest import cells_of
 from pytest import mark
 from source_helpers import COMMAND, IMAGE, options, typed
 
@@ -98,25 +97,3 @@ def test_no_training_has_images_of_folders_of_test_and_printed_options_work(is_t
         rows = read(options(write_random_table(root, files, draw) if is_table else root))
         if rows and not rows.findings:
             assert not held_out_in(rows.splits["train"], root), (seed, files)
-
-
-@mark.slow
-def test_a_level_is_the_class_with_and_without_splits(tmp_path):
-    """{train,test}/{cat,dog}/{p1,p2} and the same without train/: of all images, and of test/ alone."""
-    rows = """
-    {}cat {}dog | 1 |
-    {}cat/p1 {}cat/p2 {}dog/p3 {}dog/p4 | 1 | 2
-    {}p1/cat {}p2/cat {}p1/dog {}p2/dog | 2 | 1
-    """
-    for number, (folders, label, group) in enumerate(cells_of(rows)):
-        for train in ("train/", ""):
-            root = tmp_path / f"{number}{train.strip('/')}"
-            parts = [one.format(split) for one in folders.split() for split in (train, "test/")]
-            write_files(root, parts, random.Random(0))
-            columns = {"label": int(label)} | ({"group": int(group)} if group else {})
-            rows_of_all = read_alone(options(root, columns=columns))
-            for split, samples in rows_of_all.splits.items():
-                for index in range(len(samples)):
-                    path = samples.name(index)
-                    assert samples.class_names[samples.targets[index]] in path.split("/")
-                    assert ("/test/" in path) == (split == "test")

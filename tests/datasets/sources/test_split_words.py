@@ -2,9 +2,9 @@
 
 import re
 
-from conftest import each_row, line_of, refused, told
+from conftest import each_row, line_of, told
 from pytest import mark
-from source_helpers import answers_to, classes_of, expand, names_of, options, read, rows_of, tree, typed, write_table
+from source_helpers import answers_to, expand, names_of, options, read, rows_of, tree, typed, write_rows, write_table
 
 IMAGES = expand("{0..19}.png")
 # The column, its values in turn, the images of train and val, of test; or the value of test that only a person knows
@@ -21,9 +21,9 @@ train | TRAIN TRAIN TRAIN TEST | 15 0 5 |
 """
 
 
-def write(root, images, column, values, label="label"):
-    rows = rows_of("{path},{label},{value}", images, label="xxxxyyyy", value=values)
-    write_table(tree(root, *images) / "labels.csv", rows, f"path,{label},{column}")
+def write(root, images, column, values):
+    table = images, "labels.csv", f"path,label,{column}", "{path},{label},{value}"
+    return write_rows(root, *table, label="xxxxyyyy", value=values)
 
 
 @each_row(COLUMNS)
@@ -43,64 +43,12 @@ def test_words_of_splits(column, values, sizes, unknown, place, tmp_path):
     assert len(splits[2]) == of_test
 
 
-@each_row(COLUMNS)
-@mark.parametrize("label", ["label", "kind", "sex"])
-def test_a_column_of_splits_beside_class_folders_is_a_question(label, column, values, sizes, unknown, tmp_path):
-    """Also if the labels are those of the folders, or only the folders have labels."""
-    write(tmp_path, rows_of("{label}/{path}", IMAGES, label="xxxxyyyy"), column, values.split(), label)
-    given = options(tmp_path, dataset="folder")
-    of_table, of_folders = answers_to(given, unknown)
-    splits = read(of_table)
-    assert len(splits[2]) == int(sizes.split()[2])
-    assert all(path.startswith(label) for path, label in classes_of(*splits).items())
-    assert sum(map(len, read(of_folders))) == 20
-
-
 def test_a_large_table_of_splits_beside_class_folders_is_a_question(tmp_path):
     """The images of the folders are the last ones in it, and its parts are cut in the words of splits."""
     images = [*expand("a/{0..9}.jpg"), *expand("b/{10..19}.jpg")]
     rows = [f"image of another folder {n}.png,{('validation', 'training')[n % 2]}" for n in range(4000)]
     write_table(tree(tmp_path, *images) / "x.csv", [*rows, *(f"{path},test" for path in images)], "f,g")
     assert "x.csv" in line_of(read, tmp_path, dataset="folder")
-
-
-@mark.parametrize("others", [["val"], ["val", "test"]])
-def test_rows_of_test_in_the_table_of_train_are_not_trained_on(others, tmp_path):
-    parts = ["train", "train", "val", "test"]
-    rows = rows_of("{path},{label},{split}", IMAGES[:16], label="xxxxyyyy", split=parts)
-    write_table(tree(tmp_path, *IMAGES) / "train.csv", rows, "path,label,split")
-    for number, name in enumerate(others):
-        rows = rows_of("{path},{label}", IMAGES[16 + 2 * number :][:2], label="xy")
-        write_table(tmp_path / f"{name}.csv", rows, "path,label")
-    train, val, test = read(tmp_path, dataset="csv")
-    assert len(train) == 8
-    assert names_of(val) == ["16.png", "17.png"]
-    assert names_of(test) == (["18.png", "19.png"] if "test" in others else ["3.png", "7.png", "11.png", "15.png"])
-    assert told(train.notes, "rows of val in column split are not read", "screen")
-
-
-def test_a_table_of_test_rows_alone_is_not_trained_on(tmp_path, cpu):
-    write(tmp_path, IMAGES, "split", ["test"])
-    given = options(tmp_path / "labels.csv")
-    (all_rows,) = answers_to(given)
-    assert sum(map(len, read(all_rows))) == 20
-
-
-def test_a_class_without_rows_of_train_is_named_so(tmp_path):
-    words = {"label": [*"xy" * 9, "x", "c"], "split": ["train"] * 15 + ["val"] * 5}
-    rows = rows_of("{path},{label},{split}", IMAGES, **words)
-    write_table(tree(tmp_path, *IMAGES) / "labels.csv", rows, "path,label,split")
-    with refused("labels.csv:21: .*'c' has no row of train"):
-        read(tmp_path / "labels.csv")
-
-
-def test_the_way_to_folds_of_a_table_with_splits_joins_train_and_val(tmp_path):
-    write(tmp_path, IMAGES, "split", ["train", "train", "train", "train", "val", "test"])
-    given = options(tmp_path / "labels.csv", folds=3, fold=0)
-    (advised,) = answers_to(given)
-    train, val, test = read(advised)
-    assert len(train) + len(val) == 17
-    assert [*classes_of(test)] == ["5.png", "11.png", "17.png"]
 
 
 # The column, its values in turn, how many folds its note counts, if it has one
@@ -159,6 +107,7 @@ train/{a,test}/{0,1}.png & test/a/{0,1}.png | | | 6 | asks
 {train,test}/{a,test}/b/{0,1}.png | | | 8 | asks
 train/a/{0,1}.png & val/{a,test}/{0,1}.png | | | 6 | asks
 train/a/{0,1,2,3}.png & train/test/a/{0,1}.png | | | 4 | 2
+{train,val}/{a,b}/test/{0,1}.png | | | 8 | asks
 """
 
 
@@ -179,13 +128,3 @@ def test_folders_of_test_in_the_paths_of_a_table(images, before, image_root, tra
         assert len(first + second) == int(trained)
         assert [str(len(one)) for one in others] == [test] * test.isdigit()
         assert not (others and re.search("(?i)(?<!train/)test(_images)?/[0-9ab]", " ".join(first + second)))
-
-
-def test_images_in_a_folder_of_test_beside_a_table_of_val_are_a_question(tmp_path):
-    tree(tmp_path, "{train,test,val}/{0,1,2,3}.png")
-    for split, folders in (("train", ("train", "test")), ("val", ("val",))):
-        images = [f"{folder}/{n}.png" for folder in folders for n in range(4)]
-        write_table(tmp_path / f"{split}.csv", rows_of("{path},{label}", images, label="xy"))
-    given = options(tmp_path)
-    (answer,) = answers_to(given)
-    assert [*map(len, read(answer))] == [8, 4]

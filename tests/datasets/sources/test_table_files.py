@@ -1,37 +1,12 @@
 """Tables by their content: first lines, ids, tables that are joined, and unrelated tables near the images."""
 
-from conftest import each_row, line_of, refused
+from conftest import line_of, refused
 from pytest import mark
-from source_helpers import classes_of, expand, labels_of, options, read, rows_of, tree, typed, write_table
+from source_helpers import expand, labels_of, options, read, rows_of, tree, typed, write_table
 
 IMAGES = expand("i{00..11}.jpg")
 WORDS = {"label": "ab", "number": "01", "kind": ["c"] * 6 + ["d"] * 6}
 ROWS = rows_of("{stem},{label},{kind}", IMAGES, **WORDS)
-# Names of columns in a .txt, Excel's separator, two columns of a name, ids without names of columns
-FIRST_LINES = """
-name | header | row | problem
-all.txt | file\tlabel | {stem}\t{label} |
-all.txt | image,species,family | {stem},{label},{kind} |
-all.txt | | {path} {number} |
-all.csv | sep=;/file;label;x | {stem};{label};{kind} |
-all.csv | "sep=!"/file!label | {stem}!{label} |
-all.csv | file,label,label | {stem},{label},{kind} | the labels are 'label' or 'label.1'
-all.csv | | {stem},{label},{kind} | has no header, but the row ['i00', 'a', 'c']
-"""
-
-
-@each_row(FIRST_LINES)
-def test_first_lines(name, header, row, problem, tmp_path):
-    write_table(tree(tmp_path, *IMAGES) / name, rows_of(row, IMAGES, **WORDS), header.replace("/", "\n"))
-    given = options(tmp_path / name, dataset="csv")
-    if problem:
-        message = line_of(read, given)
-        assert problem in message
-        if "-opts" not in message:
-            return
-        (given,) = typed(message, given)
-    labels = rows_of("{number}" if "number" in row else "{label}", IMAGES, **WORDS)
-    assert classes_of(*read(given)) == dict(zip(IMAGES, labels, strict=True))
 
 
 def test_an_id_of_two_images_is_refused_unless_it_is_a_path_or_a_broken_link(tmp_path):
