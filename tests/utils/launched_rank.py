@@ -20,49 +20,55 @@ from utils.signals import Interrupted
 MORE = ["$$a", "${local_rank}", "b c"]
 
 
-def run_rank(case: str, folder: str, *more: str):
+def end_with_other_rank(timed_out: bool):
+    """As a rank whose connection to another one has ended, or has been silent for too long."""
+    report_lost_rank("rank 0 waits", timed_out=timed_out)
+    sys.exit(1)
+
+
+def run_rank(kind: str, folder: str, *more: str):
     assert list(more) == MORE
     assert has_launcher()
     assert os.getsid(0) == os.getpid()
     rank = os.environ["RANK"]
-    names = ("0", "1")
-    if case == "unsaved" and rank == "1":
-        report_end()
-        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
-    else:
-        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(138))
-    if case == "two signals":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if case == "ignores":
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    path = os.path.join(folder, rank)
-    alive = open(path + ".new", "w")  # noqa: SIM115
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(138))
+    match kind, rank:
+        case "unsaved", "1":
+            report_end()
+            signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
+        case "two signals", _:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        case "ignores", _:
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    path = Path(folder, rank)
+    alive = open(f"{path}.new", "w")  # noqa: SIM115
     fcntl.flock(alive, fcntl.LOCK_EX)  # as long as this process, like a connection
-    os.rename(path + ".new", path)
-    while not all(os.path.exists(os.path.join(folder, name)) for name in names):
+    os.rename(alive.name, path)
+    while not all(Path(folder, name).exists() for name in "01"):
         time.sleep(0.01)
-    if case in ("signal", "ignores", "unsaved") and rank == "0":
-        os.kill(os.getppid(), signal.SIGUSR1)
-    if case == "two signals" and rank == "0":
-        for number in (signal.SIGSTOP, signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT):
-            os.kill(os.getppid(), number)
-    if case in ("killed", "exits", "fails") and rank == "0":
-        with open(os.path.join(folder, "1")) as other:
-            fcntl.flock(other, fcntl.LOCK_EX)
-    if case in ("killed", "exits", "fails", "waits") and rank == "0":
-        report_lost_rank("rank 0 waits", timed_out=case == "waits")
-        sys.exit(1)
-    if case == "handled" and rank == "1":
-        sys.exit(143)
-    if case == "killed" and rank == "1":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if case == "exits" and rank == "1":
-        os._exit(7)
-    if case == "fails" and rank == "1":
-        report_end()
-        sys.exit(3)
-    assert (OWN_IMPORTS in os.environ) or case != "threads"
-    time.sleep(0 if case in ("ends", "threads") else 600)
+    match kind, rank:
+        case (("signal" | "ignores" | "unsaved"), "0"):
+            os.kill(os.getppid(), signal.SIGUSR1)
+        case "two signals", "0":
+            for number in (signal.SIGSTOP, signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT):
+                os.kill(os.getppid(), number)
+        case (("killed" | "exits" | "fails"), "0"):
+            with Path(folder, "1").open() as other:
+                fcntl.flock(other, fcntl.LOCK_EX)
+            end_with_other_rank(timed_out=False)
+        case "waits", "0":
+            end_with_other_rank(timed_out=True)
+        case "handled", "1":
+            sys.exit(143)
+        case "killed", "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exits", "1":
+            os._exit(7)
+        case "fails", "1":
+            report_end()
+            sys.exit(3)
+    assert (OWN_IMPORTS in os.environ) or kind != "threads"
+    time.sleep(0 if kind in ("ends", "threads") else 600)
 
 
 def launch(case: str, folder: str, own_imports: str = "") -> tuple[int, str]:

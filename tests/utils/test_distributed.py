@@ -11,6 +11,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -37,13 +38,13 @@ class Ended:
     err: str
 
 
-def start(command: list[str], **variables: str) -> subprocess.Popen:
-    """Starts `command` without GPUs, and without launcher variables except for the given ones."""
+def start(case: str, variables: str = "") -> subprocess.Popen:
+    """Starts the worker without GPUs, and without launcher variables except for the given ones, 'NAME=VALUE ...'."""
     inherited = environment()
     del inherited["OMP_NUM_THREADS"]
-    return subprocess.Popen(
-        command, env=inherited | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    env = inherited | dict(word.split("=") for word in variables.split())
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, WORKER, case], env=env, stdout=pipe, stderr=pipe, text=True)
 
 
 def end(process: subprocess.Popen) -> Ended:
@@ -53,13 +54,9 @@ def end(process: subprocess.Popen) -> Ended:
     return Ended(process.returncode, "".join(lines), err)
 
 
-def run(case: str) -> Ended:
-    return end(start([sys.executable, WORKER, case]))
-
-
 @mark.slow
 def test_script_starts_its_own_processes_which_listen_at_the_loopback_interface_only():
-    ended = run("agree_and_listen")
+    ended = end(start("agree_and_listen"))
     lines = ended.out.splitlines()
     assert ended.status == 0 and set(lines) >= AGREED, ended
     assert f"by torchrun with {max(1, torch.get_num_threads() // 2)} threads" in lines
@@ -69,32 +66,30 @@ def test_script_starts_its_own_processes_which_listen_at_the_loopback_interface_
     assert ended.err == ""
 
 
-def srun(case: str, **variables: str) -> list[subprocess.Popen]:
+def start_both(case: str, variables: str) -> list[subprocess.Popen]:
+    """Two processes; RANK in a value is the number of the process."""
+    return [start(case, variables.replace("=RANK", f"={rank}")) for rank in (0, 1)]
+
+
+def srun(case: str) -> list[subprocess.Popen]:
     """Two processes with the environment of srun."""
-    step = {"SLURM_JOB_ID": f"{os.getpid()}", "SLURM_STEP_ID": case, "SLURM_STEP_NUM_TASKS": "2"}
-    step |= {"SLURM_STEP_NODELIST": "node7", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
-    return [
-        start([sys.executable, WORKER, case], SLURM_PROCID=rank, SLURM_LOCALID=rank, **step, **variables)
-        for rank in "01"
-    ]
+    step = f"SLURM_JOB_ID={os.getpid()} SLURM_STEP_ID={case} SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=node7"
+    place = "SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0 SLURM_PROCID=RANK SLURM_LOCALID=RANK"
+    return start_both(case, f"{step} {place}")
 
 
 def mpirun(case: str) -> list[subprocess.Popen]:
     """Two processes with the environment of Open MPI's mpirun in a Slurm job."""
-    job = {"PMIX_NAMESPACE": f"{os.getpid()}", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-    job |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1"}  # srun starts the daemon of mpirun
-    ranks = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
-    return [start([sys.executable, WORKER, case], **job, **dict.fromkeys(ranks, rank)) for rank in "01"]
+    job = f"PMIX_NAMESPACE={os.getpid()} OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2"
+    daemon = "SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_STEP_NUM_TASKS=1"  # srun starts it
+    return start_both(case, f"{job} {daemon} OMPI_COMM_WORLD_RANK=RANK OMPI_COMM_WORLD_LOCAL_RANK=RANK")
 
 
 def torchrun(case: str) -> list[subprocess.Popen]:
     """Two processes with the variables that all launchers of torch set; they count the ranks of their host."""
     with socket.create_server((LOOPBACK, 0)) as free:
-        port = str(free.getsockname()[1])
-    return [
-        start([sys.executable, WORKER, case], RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", MASTER_PORT=port)
-        for rank in "01"
-    ]
+        port = free.getsockname()[1]
+    return start_both(case, f"RANK=RANK LOCAL_RANK=RANK WORLD_SIZE=2 MASTER_PORT={port}")
 
 
 @mark.slow
@@ -111,18 +106,14 @@ def test_processes_exit_without_a_launcher_that_terminates_them():
     """A rank that fails prints its error, or else its traceback; another one that loses it prints that, if alone."""
     cases = ("all_fail", "one_crashes", "one_is_killed", "one_fails_and_its_exit_hangs")
     started = [process for case in cases for process in srun(case)]
-    first, second, left, crashed, left_over, killed, waiting, hanging = (end(process) for process in started)
-    assert first.status == 1
-    assert second.status == 1
+    ended = [*map(end, started)]
+    first, second, left, crashed, left_over, _, *last = ended
+    assert [one.status for one in ended] == [1, 1, 1, 1, 1, -signal.SIGKILL, 1, 1]
     assert first.err + second.err == "error: disk: full\n"
-    assert left.status == 1
-    assert crashed.status == 1
-    assert left_over.status == 1
-    assert killed.status == -signal.SIGKILL
     assert crashed.err.count("Traceback") == crashed.err.count("ValueError: a bug") == 1
     for one in (left, left_over):
         assert re.search(r"^error: rank 0 \(.*\) lost its connection .*\n\Z", one.err, re.MULTILINE)  # if alone
-    assert [(one.status, one.err) for one in (waiting, hanging)] == [(1, ""), (1, "error: disk: full\n")]
+    assert [one.err for one in last] == ["", "error: disk: full\n"]
 
 
 @mark.slow
@@ -142,23 +133,19 @@ def test_a_signal_to_all_ranks_of_a_launcher_is_the_cause_while_one_waits_for_an
 
 @mark.slow
 def test_a_hanging_or_stopped_rank_ends_all_after_the_timeout():
-    started = [start([sys.executable, WORKER, case]) for case in ("one_hangs", "one_is_stopped")]
+    started = [start("one_hangs"), start("one_is_stopped")]
     for ended in map(end, started):  # all processes that write to the output have ended
         assert ended.status == 1
         assert re.fullmatch(r"error: rank 1 does not respond; .*\n", ended.err)
 
 
 def test_more_processes_than_gpus(monkeypatch):
-    class Properties:
-        uuid = "GPU-1"
-        major = 9
-        minor = 0
-
+    properties = SimpleNamespace(uuid="GPU-1", major=9, minor=0)
     store = dist.HashStore()
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(distributed, "visible_gpus", lambda wanted: 1)
     monkeypatch.setattr(distributed, "check_runs_kernels", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     assert distributed._claim_device(store, local_rank=0, local_world_size=2) == torch.device("cuda:0")
     with refused(r"2 processes on this host, but 1 visible"):
@@ -177,7 +164,7 @@ def test_gpu_that_is_full_at_the_start():
 
 @mark.slow
 def test_processes_wait_for_a_slow_one_longer_than_the_timeout():
-    ended = run("one_is_slow")
+    ended = end(start("one_is_slow"))
     assert ended.status == 0, ended.err
     assert {"rank 0: 0", "rank 1: 1"} <= set(ended.out.splitlines())
 

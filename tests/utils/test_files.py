@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from conftest import ROOT, cli, each_row, refused
+from conftest import ROOT, assert_same_state, cli, each_row, refused
 from pytest import fixture, mark, raises
 
 from engine.checkpoint import run_folder
@@ -27,19 +27,19 @@ from utils.notes import RUN_LOG
 from utils.seeding import derive_seed
 from utils.tables import read_csv_rows, safe_cell, unescaped_cell
 
+SAVED = {"weights": torch.arange(100.0), "step": 3}
+
 
 @fixture
 def saved(tmp_path):
     path = tmp_path / "state.pth"
-    atomic_save(path, {"weights": torch.arange(100.0), "step": 3})
+    atomic_save(path, SAVED)
     return path
 
 
 def test_torch_reads_a_saved_file(saved):
     verify_archive(saved)
-    content = torch.load(saved)
-    assert content["step"] == 3
-    assert torch.equal(content["weights"], torch.arange(100.0))
+    assert_same_state(torch.load(saved), SAVED)
 
 
 def test_a_file_with_a_flipped_bit_is_refused_or_has_the_same_content_and_a_truncated_one_is_refused(saved):
@@ -57,8 +57,7 @@ def test_a_file_with_a_flipped_bit_is_refused_or_has_the_same_content_and_a_trun
             except Exception:  # of many types, which `load_checkpoint` explains
                 refusals[kind] += 1
                 continue
-            assert read["step"] == 3
-            assert torch.equal(read["weights"], torch.arange(100.0))
+            assert_same_state(read, SAVED)
     assert refusals["truncated"] == len(range(0, len(content), 5))
     assert refusals["flipped"] > 80  # the 400 bytes of the weights alone
 
@@ -113,18 +112,16 @@ def test_a_number_is_no_formula(text):
 
 def test_the_files_of_a_killed_writer_are_removed_and_those_of_others_stay(tmp_path):
     """The names are of another host, so that no two processes write one temporary file."""
-    left = [".last.pth.node1.7.tmp", ".previous.pth.node1.7.tmp", ".best.pth.node1.7.tmp", ".epoch-003.pth.node1.7.tmp"]
-    left += [".run.json.node1.7.tmp", ".status.json.node1.7.tmp", "evaluation/.summary.json.node1.7.tmp"]
-    others = [".average.pth.node1.8.tmp", "last.pth", "eval-vit/status.json", "eval-vit/.run.json.node1.7.tmp"]
+    left = cli(".last.pth.node1.7.tmp .previous.pth.node1.7.tmp .best.pth.node1.7.tmp .epoch-003.pth.node1.7.tmp")
+    left += cli(".run.json.node1.7.tmp .status.json.node1.7.tmp evaluation/.summary.json.node1.7.tmp")
+    others = cli(".average.pth.node1.8.tmp last.pth eval-vit/status.json eval-vit/.run.json.node1.7.tmp")
     for name in (*left, *others):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     remove_temporary(tmp_path)
     files = (path for path in tmp_path.rglob("*") if path.is_file())
     assert sorted(str(path.relative_to(tmp_path)) for path in files) == sorted(others)
-    name = temporary_path(tmp_path / "last.pth").name
-    assert socket.gethostname() in name
-    assert f".{os.getpid()}." in name
+    assert f"{socket.gethostname()}.{os.getpid()}." in temporary_path(tmp_path / "last.pth").name
 
 
 def test_seeds_are_reproducible_and_distinct():
@@ -137,10 +134,10 @@ def test_seeds_are_reproducible_and_distinct():
 
 def test_a_file_is_read_whole_or_not_at_all(tmp_path):
     content = bytes(range(256)) * 4
-    (tmp_path / "a").write_bytes(content)
+    (file := tmp_path / "a").write_bytes(content)
     before = len(os.listdir("/dev/fd"))
-    assert read_regular_file(str(tmp_path / "a"), max_bytes=1024) == (content, 1024)
-    assert read_regular_file(str(tmp_path / "a"), max_bytes=1023) == (b"", 1024)
+    assert read_regular_file(str(file), max_bytes=1024) == (content, 1024)
+    assert read_regular_file(str(file), max_bytes=1023) == (b"", 1024)
     with raises(OSError, match="not a regular file"):
         read_regular_file(str(tmp_path), max_bytes=1)
     assert len(os.listdir("/dev/fd")) == before

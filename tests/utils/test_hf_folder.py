@@ -1,6 +1,7 @@
 """Files of the Hub: from the cache, or downloaded; a Hub that does not answer is one line."""
 
 import threading
+from unittest.mock import Mock
 
 from conftest import refused
 from pytest import fixture, mark, raises
@@ -53,11 +54,10 @@ def silence(*_, **__):
     threading.Event().wait(60)
 
 
-def refuse(*_, **__):
-    raise OSError("404 Client Error.\n\nRepository Not Found")
+NOT_FOUND = OSError("404 Client Error.\n\nRepository Not Found")
 
 
-@mark.parametrize("answer, reason", [(silence, "no answer"), (refuse, "404 Client Error.")])
+@mark.parametrize("answer, reason", [(silence, "no answer"), (Mock(side_effect=NOT_FOUND), "404 Client Error.")])
 def test_a_failed_download_names_the_file_and_the_flag(hub, monkeypatch, answer, reason):
     monkeypatch.setattr("huggingface_hub.file_exists", answer)
     monkeypatch.setattr(hf_folder, "ANSWER_SECONDS", 0.05)

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 
-from pytest import mark, raises
+from pytest import fixture, mark, raises
 
 from utils.signals import Interrupted, PendingSignal, end_without_exceptions, handle_signals, raise_on_signals
 from utils.threads import DaemonPool
@@ -13,50 +13,58 @@ from utils.threads import DaemonPool
 pytestmark = mark.usefixtures("handlers_after_test")
 
 
+def send(*signals: signal.Signals):
+    for number in signals:
+        os.kill(os.getpid(), number)
+
+
 def test_only_the_first_signal_raises_an_exception():
     """A second Ctrl-C would otherwise print a traceback while the first one is being reported."""
     raise_on_signals()
     with raises(Interrupted) as caught:
-        os.kill(os.getpid(), signal.SIGINT)
-    os.kill(os.getpid(), signal.SIGINT)
-    os.kill(os.getpid(), signal.SIGTERM)
+        send(signal.SIGINT)
+    send(signal.SIGINT, signal.SIGTERM)
     assert caught.value.status == 130
 
 
+@fixture
+def exits(monkeypatch) -> list[int]:
+    """The statuses with which the process would have ended at once."""
+    found = []
+    monkeypatch.setattr("utils.signals.os._exit", found.append)
+    return found
+
+
 @mark.parametrize("is_own", [True, False])
-def test_signals_after_a_recorded_one_raise_no_exception(is_own, monkeypatch):
+def test_signals_after_a_recorded_one_raise_no_exception(is_own, monkeypatch, exits):
     """Also on a rank that learns of the signal from another rank. A launcher forwards Ctrl-C at once: no exit."""
-    exits = []
-    monkeypatch.setattr("utils.signals.os._exit", exits.append)
     raise_on_signals()
     pending = PendingSignal()
     told = []
     pending.on_first = told.append
     handle_signals(pending.receive)
     if is_own:
-        os.kill(os.getpid(), signal.SIGTERM)
+        send(signal.SIGTERM)
     else:
         pending.note(signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGINT)
+    send(signal.SIGINT)
     monkeypatch.setattr("utils.signals._DUPLICATE_SECONDS", 0.0)
-    os.kill(os.getpid(), signal.SIGUSR1)
+    send(signal.SIGUSR1)
     assert (pending.number, told, exits) == (signal.SIGTERM, ["SIGTERM"], [])
 
 
 @mark.parametrize("is_recorded", [True, False])
-def test_no_signal_interrupts_the_exit_but_a_second_ctrl_c(is_recorded, monkeypatch):
+def test_no_signal_interrupts_the_exit_but_a_second_ctrl_c(is_recorded, monkeypatch, exits):
     """The first one may have come before: the recorder of a training stays."""
-    exits = []
-    monkeypatch.setattr("utils.signals.os._exit", exits.append)
     monkeypatch.setattr("utils.signals._DUPLICATE_SECONDS", 0.0)
     raise_on_signals()
     if is_recorded:
         handle_signals(PendingSignal().receive)
-        os.kill(os.getpid(), signal.SIGTERM)
+        send(signal.SIGTERM)
     end_without_exceptions()
-    os.kill(os.getpid(), signal.SIGINT)
+    send(signal.SIGINT)
     assert exits == [130] * is_recorded
-    os.kill(os.getpid(), signal.SIGINT)
+    send(signal.SIGINT)
     assert exits[-1:] == [130]
 
 

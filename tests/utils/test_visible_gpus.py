@@ -1,5 +1,7 @@
 """A wanted GPU that torch cannot use ends the run in one line; without a GPU, or with -device cpu, it uses the CPU."""
 
+from unittest.mock import Mock
+
 import torch
 from conftest import cli, each_row, refused
 from pytest import fixture, mark
@@ -19,10 +21,8 @@ NO_GPU = "No CUDA GPUs are available"
 
 
 def test_gpu_without_code_in_this_torch(monkeypatch):
-    def fail(*_, **__):
-        raise torch.AcceleratorError("CUDA error: no kernel image is available for execution\nMore lines.")
-
-    monkeypatch.setattr(torch, "ones", fail)
+    error = torch.AcceleratorError("CUDA error: no kernel image is available for execution\nMore lines.")
+    monkeypatch.setattr(torch, "ones", Mock(side_effect=error))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
     with refused(r"^GPU Tesla V100: "):
         check_runs_kernels(GPU)
@@ -33,11 +33,8 @@ def machine(monkeypatch, tmp_path):
     """A function that makes this machine one on which torch fails with `error`, with a GPU or without."""
 
     def fake(error, visible="unset", has_gpu=False, cuda="13.2"):
-        def fail():
-            raise RuntimeError(error)
-
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        monkeypatch.setattr(torch.cuda, "init", fail)
+        monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=RuntimeError(error)))
         monkeypatch.setattr(torch.version, "cuda", cuda)
         monkeypatch.setattr(system, "DEVICE_FILES", tmp_path)
         if has_gpu:
