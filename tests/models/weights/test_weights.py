@@ -12,7 +12,7 @@ import numpy as np
 import safetensors.torch
 import torch
 import torch.nn.functional as F
-from conftest import assert_same_state, line_of, refused, seeded
+from conftest import assert_same_state, cells_of, line_of, refused, seeded
 from pytest import mark
 from timm import create_model
 from timm.models.regnet import RegNet, RegNetCfg
@@ -23,6 +23,7 @@ from weight_files import (
     Reduced,
     assert_same_logits,
     google_arrays,
+    loaded,
     logits,
     map_head,
     paddle_state,
@@ -44,16 +45,14 @@ SQUARE = "encoder.layers.0.attn.out.weight"
 
 
 @mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
-def test_tensors_of_a_file_have_no_copy_in_memory(tmp_path, dtype):
+def test_tensors_of_a_file_have_no_copy_in_memory(saved, dtype):
     """Of any float dtype: the model's own memory casts them."""
-    state = random_vit().state_dict()
-    torch.save({name: tensor.to(dtype) for name, tensor in state.items()}, tmp_path / "vit.pth")
+    state = {name: tensor.to(dtype) for name, tensor in random_vit().state_dict().items()}
+    path = saved(state)
     taken = []
-    model = small_vit()
-    load_pretrained(model, str(tmp_path / "vit.pth"), take=taken.append)
+    loaded(path, take=taken.append)
     assert not any(tensor.untyped_storage().resizable() for tensor in taken[0].values())
-    load_pretrained(model, str(tmp_path / "vit.pth"))
-    assert_same_state(model.state_dict(), {name: tensor.to(dtype).float() for name, tensor in state.items()})
+    assert_same_state(loaded(path).state_dict(), {name: tensor.float() for name, tensor in state.items()})
 
 
 @mark.parametrize("has_average", [False, True])
@@ -64,6 +63,19 @@ def test_a_training_checkpoint_of_paddlevit_gives_its_average(tmp_path, has_aver
     assert np.array_equal(read(file)["cls_token"], state["cls_token"] + has_average)
     entry = "model_ema" if has_average else "model"
     assert load_pretrained(small_vit(), str(file.with_suffix(""))).source == f"{file} ({entry}), 32 tensors"
+
+
+OF_REGNET = r"""
+^stem.conv | stem.0
+^stem.bn | stem.1
+^head.fc | head.2
+conv(\d).bn | bn\1
+(conv\d).conv | \1
+downsample.conv | downsample.conv1x1
+se.fc(\d) | se.conv\1_1x1
+running_mean | _mean
+running_var | _variance
+"""
 
 
 def test_paddlevits_regnet_is_timms_with_the_biases_in_the_running_means():
@@ -77,19 +89,8 @@ def test_paddlevits_regnet_is_timms_with_the_biases_in_the_running_means():
     for name, block in source.named_modules():
         if name.endswith(".conv3"):
             block.conv.bias = nn.Parameter(torch.randn(block.conv.out_channels, generator=generator))
-    names = {
-        r"^stem.conv": "stem.0",
-        r"^stem.bn": "stem.1",
-        r"^head.fc": "head.2",
-        r"conv(\d).bn": r"bn\1",
-        r"(conv\d).conv": r"\1",
-        "downsample.conv": "downsample.conv1x1",
-        r"se.fc(\d)": r"se.conv\1_1x1",
-        "running_mean": "_mean",
-        "running_var": "_variance",
-        r"^s(\d).b(\d)": lambda match: f"stages.{int(match[1]) - 1}.blocks.{int(match[2]) - 1}",
-    }
-    state = without(renamed(source, names), "num_batches_tracked")
+    in_stages = {r"^s(\d).b(\d)": lambda match: f"stages.{int(match[1]) - 1}.blocks.{int(match[2]) - 1}"}
+    state = without(renamed(source, dict(cells_of(OF_REGNET)) | in_stages), "num_batches_tracked")
     state["head.2.weight"] = state["head.2.weight"].t()
     assert {"stages.0.blocks.0.conv3.bias", "stages.0.blocks.0.bn3._mean", "stem.1._variance"} <= state.keys()
     options = TimmModel(NAME="regnety_160.deit_in1k")
@@ -120,12 +121,11 @@ def test_pdparams_bfloat16_is_stored_as_uint16(tmp_path):
 @mark.parametrize("prefix, big_vision", [("", False), ("opt/target/", False), ("params/", True)])
 def test_google_npz_as_timm_reads_it(tmp_path, prefix, big_vision, stacked):
     source = random_vit()
-    ours = small_vit()
-    timms = small_vit()
     np.savez(tmp_path / "vit.npz", **google_arrays(source, prefix, big_vision, stacked), **{"other/step": np.int64(3)})
-    load_pretrained(ours, str(tmp_path / "vit.npz"))
+    ours = loaded(tmp_path / "vit.npz")
     assert_close(logits(ours), logits(source))
     if prefix if big_vision else not stacked:  # the formats that all supported versions of timm read
+        timms = small_vit()
         timms.load_pretrained(str(tmp_path / "vit.npz"))
         assert_same_state(ours.state_dict(), timms.state_dict())
 
@@ -135,39 +135,33 @@ def test_google_npz_in_bfloat16(tmp_path):
     arrays = google_arrays(source)
     bits = {k: torch.tensor(a).bfloat16().view(torch.int16).numpy().view("V2") for k, a in arrays.items()}
     np.savez(tmp_path / "vit.npz", **bits)
-    model = small_vit()
-    load_pretrained(model, str(tmp_path / "vit.npz"))
-    assert_same_logits(model, source)
+    assert_same_logits(loaded(tmp_path / "vit.npz"), source)
 
 
 @mark.parametrize("prefix", ["params/", "params/img/"])
 def test_a_map_head_of_big_vision_as_timm_reads_it(tmp_path, prefix):
     """With a text tower beside it: SigLIP's file."""
     changes = {"class_token": False, "global_pool": "map", "num_classes": 0}
-    ours = small_vit(**changes)
     timms = small_vit(**changes)
     arrays = google_arrays(random_vit(class_token=False, global_pool="avg", fc_norm=False), prefix, big_vision=True)
     np.savez(tmp_path / "x.npz", **arrays, **map_head(48, 3, prefix), **{"params/txt/Embed_0/embedding": np.ones(3)})
     timms.load_pretrained(str(tmp_path / "x.npz"))
-    load_pretrained(ours, str(tmp_path / "x.npz"), purpose=FEATURES)
+    ours = loaded(tmp_path / "x.npz", small_vit(**changes), purpose=FEATURES)
     assert_same_state(ours.state_dict(), timms.state_dict())
 
 
 def test_positions_of_an_npz_are_resized_as_timm_resizes_them(tmp_path):
-    ours = small_vit(img_size=48)
     timms = small_vit(img_size=48)
     np.savez(tmp_path / "x.npz", **google_arrays(random_vit()))
     timms.load_pretrained(str(tmp_path / "x.npz"))
-    load_pretrained(ours, str(tmp_path / "x.npz"))
+    ours = loaded(tmp_path / "x.npz", small_vit(img_size=48))
     assert_close(logits(ours, 48), logits(timms, 48))
 
 
 @mark.parametrize("now", [(32, 32), (64, 16), (8, 128)])
 def test_positions_of_as_many_tokens_in_another_shape_are_resized(saved, now):
     source = random_vit(img_size=(16, 64))
-    model = small_vit(img_size=now)
-    path = saved(source.state_dict())
-    load_pretrained(model, path, image_size=(16, 64))
+    model = loaded(saved(source.state_dict()), small_vit(img_size=now), image_size=(16, 64))
     grid = source.pos_embed[:, 1:].unflatten(1, (2, 8)).permute(0, 3, 1, 2)
     size = [side // 8 for side in now]
     expected = F.interpolate(grid, size, mode="bicubic", antialias=True).flatten(2).transpose(1, 2)
@@ -182,12 +176,9 @@ COMPILED_BLOCKS = r"^(blocks\.\d+)", r"\1._orig_mod"
 @mark.parametrize("ending", ["safetensors", "pt"])
 def test_safetensors_and_torch_files_with_the_names_of_wrappers(tmp_path, ending, pattern, wrapped):
     source = random_vit()
-    model = small_vit()
-    state = renamed(source, {pattern: wrapped})
     save = safetensors.torch.save_file if ending == "safetensors" else torch.save
-    save(state, tmp_path / f"vit.{ending}")
-    load_pretrained(model, str(tmp_path / f"vit.{ending}"))
-    assert_same_logits(model, source)
+    save(renamed(source, {pattern: wrapped}), path := tmp_path / f"vit.{ending}")
+    assert_same_logits(loaded(path), source)
 
 
 def test_extension_is_optional_and_pdparams_has_priority(tmp_path):
@@ -212,12 +203,10 @@ def test_shards_by_their_index_without_a_config(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
     for path in (tmp_path, index):
-        model = small_vit()
-        load_pretrained(model, str(path))
-        assert_same_logits(model, random_vit())
+        assert_same_logits(loaded(path), random_vit())
     (tmp_path / file).unlink()
     with refused(rf"index.json: names {file}, which is missing"):
-        load_pretrained(model, str(index))
+        loaded(index)
 
 
 @mark.parametrize("path", ["", "__0_0.distcp"])
@@ -231,9 +220,7 @@ def test_a_distributed_checkpoint_is_read_after_the_printed_conversion(tmp_path,
     module, *arguments = shlex.split(typed)
     monkeypatch.setattr(sys, "argv", [module, *arguments])
     runpy.run_module(module, run_name="__main__")
-    model = small_vit()
-    load_pretrained(model, str(tmp_path / "weights.pth"))
-    assert_same_logits(model, random_vit())
+    assert_same_logits(loaded(tmp_path / "weights.pth"), random_vit())
 
 
 @mark.parametrize("path", ["", "adapter_model.safetensors"])
@@ -250,18 +237,17 @@ def test_an_adapter_of_peft_names_the_weights_with_it(tmp_path, path):
 def test_head_of_another_class_count_is_zero(saved, name, head):
     source = create_model(name, num_classes=7)
     model = create_model(name, num_classes=4)
-    same = create_model(name, num_classes=7)
     new_head = {key: 0 * tensor for key, tensor in model.state_dict().items() if key.startswith(f"{head}.")}
     path = saved(source.state_dict())
     fitted = load_pretrained(model, path)
-    assert fitted.new_heads == {head: NewHead.OTHER_NUMBER}
-    assert fitted.counts == (7, 4)
+    assert (fitted.new_heads, fitted.counts) == ({head: NewHead.OTHER_NUMBER}, (7, 4))
     assert fitted.zero_heads
     own = model.state_dict()
     assert new_head.keys() == {f"{head}.weight", f"{head}.bias"}
     assert all(torch.equal(own[key], new_head.get(key, tensor)) for key, tensor in source.state_dict().items())
+    same = create_model(name, num_classes=7)
     assert not load_pretrained(same, path).new_heads
-    assert torch.equal(same.state_dict()[f"{head}.weight"], source.state_dict()[f"{head}.weight"])
+    assert_same_state(same.state_dict(), source.state_dict())
 
 
 LEVIT = {"depth": (1, 1, 1), "embed_dim": (16, 24, 32), "key_dim": 8, "num_heads": (2, 2, 2)}
@@ -292,7 +278,6 @@ def test_rows_of_a_head_are_kept_by_class(saved, kind):
     assert fitted == (2 if kind == "test_vit" else 4)
 
 
-def test_tensors_that_are_not_used_are_named(tmp_path):
-    path = tmp_path / "more.pth"
-    torch.save(small_vit().state_dict() | {"a": torch.ones(1), "b": torch.ones(2)}, path)
-    assert load_pretrained(small_vit(), str(path)).notes()[-1].text == "not used: a, b"
+def test_tensors_that_are_not_used_are_named(saved):
+    path = saved(small_vit().state_dict() | {"a": torch.ones(1), "b": torch.ones(2)})
+    assert load_pretrained(small_vit(), path).notes()[-1].text == "not used: a, b"

@@ -181,7 +181,7 @@ def test_empty_truncated_and_foreign_files(tmp_path, ending):
     read(path)
     lengths = [0, 1, 2, 7, 8, 100, len(whole) - 1, *range(0, len(whole), len(whole) // 20)]
     contents = [whole[:length] for length in lengths] + [b"<html></html>", bytes(1000), b"\x80\x04.", b"]" * 99]
-    contents += [pickle.dumps(content) for content in (None, [1], {"model": 3}, {"model": {}}, {}, {1: 2}, {"a": "b"})]
+    contents += map(pickle.dumps, (None, [1], {"model": 3}, {"model": {}}, {}, {1: 2}, {"a": "b"}))
     contents += [written(tmp_path, other).read_bytes() for other in foreign]
     for content in contents:
         path.write_bytes(content)

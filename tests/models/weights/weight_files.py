@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import safetensors.torch
 import torch
-from conftest import line_of, seeded
+from conftest import cells_of, line_of, seeded
 from numpy.random import default_rng
 from timm.models import VisionTransformer
 from torch import Tensor, nn
@@ -38,6 +38,13 @@ def random_vit(seed: int = 0, **changes) -> VisionTransformer:
 @torch.no_grad()
 def logits(model: nn.Module, size: int = 32) -> Tensor:
     return model(torch.randn(2, 3, size, size, generator=seeded(1)))
+
+
+def loaded(path: Path | str, model: nn.Module | None = None, **options) -> nn.Module:
+    """The model, by default a small ViT, with the weights of a file."""
+    model = model or small_vit()
+    load_pretrained(model, str(path), **options)
+    return model
 
 
 def assert_same_logits(one: nn.Module, other: nn.Module):
@@ -97,41 +104,53 @@ def pickled(path: Path, content: object, protocol: int = 4) -> Path:
     return path
 
 
+# Names of Google's programs and of timm; matrices are transposed. Layers have other numbers in big_vision.
+GOOGLE = """
+embedding/bias | patch_embed.proj.bias
+Transformer/encoder_norm/scale | norm.weight
+Transformer/encoder_norm/bias | norm.bias
+head/kernel | head.weight
+head/bias | head.bias
+cls | cls_token
+"""
+VIT_JAX = """
+LayerNorm_0/scale | norm1.weight
+LayerNorm_0/bias | norm1.bias
+LayerNorm_2/scale | norm2.weight
+LayerNorm_2/bias | norm2.bias
+MultiHeadDotProductAttention_1/out/bias | attn.proj.bias
+MlpBlock_3/Dense_0/kernel | mlp.fc1.weight
+MlpBlock_3/Dense_0/bias | mlp.fc1.bias
+MlpBlock_3/Dense_1/kernel | mlp.fc2.weight
+MlpBlock_3/Dense_1/bias | mlp.fc2.bias
+"""
+BIG_VISION = VIT_JAX.replace("Attention_1", "Attention_0").replace("Norm_2", "Norm_1").replace("Block_3", "Block_0")
+
+
+def transposed(state: dict[str, np.ndarray], table: str) -> dict[str, np.ndarray]:
+    """The arrays that there are, by the names of a table."""
+    named = {name: state[timms] for name, timms in cells_of(table) if timms in state}
+    return {name: array.T if array.ndim == 2 else array for name, array in named.items()}
+
+
 def google_arrays(model: VisionTransformer, prefix: str = "", big_vision: bool = False, stacked: bool = False) -> dict:
     """The arrays of `model` as vit_jax or big_vision saves them."""
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     heads = model.blocks[0].attn.num_heads
     width = model.embed_dim
-    attention, norm2, mlp = ("0", "1", "0") if big_vision else ("1", "2", "3")
-    arrays = {
-        "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding": state["pos_embed"],
-        "embedding/kernel": state["patch_embed.proj.weight"].transpose(2, 3, 1, 0),
-        "embedding/bias": state["patch_embed.proj.bias"],
-        "Transformer/encoder_norm/scale": state["norm.weight"],
-        "Transformer/encoder_norm/bias": state["norm.bias"],
-        "head/kernel": state["head.weight"].T,
-        "head/bias": state["head.bias"],
-    }
-    arrays |= {"cls": state["cls_token"]} if "cls_token" in state else {}
+    arrays = transposed(state, GOOGLE)
+    arrays["pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding"] = state["pos_embed"]
+    arrays["embedding/kernel"] = state["patch_embed.proj.weight"].transpose(2, 3, 1, 0)
     blocks = []
     for i in range(len(model.blocks)):
         part = {name.removeprefix(f"blocks.{i}."): array for name, array in state.items()}
-        attend = f"MultiHeadDotProductAttention_{attention}"
-        block = {
-            "LayerNorm_0/scale": part["norm1.weight"],
-            "LayerNorm_0/bias": part["norm1.bias"],
-            f"LayerNorm_{norm2}/scale": part["norm2.weight"],
-            f"LayerNorm_{norm2}/bias": part["norm2.bias"],
-            f"{attend}/out/kernel": part["attn.proj.weight"].T.reshape(heads, -1, width),
-            f"{attend}/out/bias": part["attn.proj.bias"],
-        }
+        block = transposed(part, BIG_VISION if big_vision else VIT_JAX)
+        attend = f"MultiHeadDotProductAttention_{0 if big_vision else 1}"
+        block[f"{attend}/out/kernel"] = part["attn.proj.weight"].T.reshape(heads, -1, width)
         for j, name in enumerate(("query", "key", "value")):
             rows = slice(j * width, (j + 1) * width)
             block[f"{attend}/{name}/kernel"] = part["attn.qkv.weight"][rows].T.reshape(width, heads, -1)
             block[f"{attend}/{name}/bias"] = part["attn.qkv.bias"][rows].reshape(heads, -1)
-        for j in range(2):
-            block[f"MlpBlock_{mlp}/Dense_{j}/kernel"] = part[f"mlp.fc{j + 1}.weight"].T
-            block[f"MlpBlock_{mlp}/Dense_{j}/bias"] = part[f"mlp.fc{j + 1}.bias"]
         blocks.append(block)
     if stacked:
         arrays |= {f"Transformer/encoderblock/{k}": np.stack([block[k] for block in blocks]) for k in blocks[0]}
@@ -140,19 +159,35 @@ def google_arrays(model: VisionTransformer, prefix: str = "", big_vision: bool =
     return {prefix + name: array for name, array in arrays.items()}
 
 
+# W: the width, H: the heads, D: the width of a head, M: the width of the MLP
+MAP_HEAD = """
+probe | 1 1 W
+LayerNorm_0/scale | W
+LayerNorm_0/bias | W
+MultiHeadDotProductAttention_0/query/kernel | W H D
+MultiHeadDotProductAttention_0/query/bias | H D
+MultiHeadDotProductAttention_0/key/kernel | W H D
+MultiHeadDotProductAttention_0/key/bias | H D
+MultiHeadDotProductAttention_0/value/kernel | W H D
+MultiHeadDotProductAttention_0/value/bias | H D
+MultiHeadDotProductAttention_0/out/kernel | H D W
+MultiHeadDotProductAttention_0/out/bias | W
+MlpBlock_0/Dense_0/kernel | W M
+MlpBlock_0/Dense_0/bias | M
+MlpBlock_0/Dense_1/kernel | M W
+MlpBlock_0/Dense_1/bias | W
+"""
+
+
 def map_head(width: int, heads: int, prefix: str) -> dict:
     """Random arrays of big_vision's pooling by attention."""
     generator = default_rng(0)
-    shapes = {"probe": (1, 1, width), "LayerNorm_0/scale": (width,), "LayerNorm_0/bias": (width,)}
-    attention = dict.fromkeys(("query", "key", "value"), ((width, heads, width // heads), (heads, width // heads)))
-    attention["out"] = (heads, width // heads, width), (width,)
-    sizes = (width, 4 * width, width)
-    dense = {f"Dense_{i}": (sizes[i : i + 2], sizes[i + 1 : i + 2]) for i in range(2)}
-    for place, layers in (("MultiHeadDotProductAttention_0", attention), ("MlpBlock_0", dense)):
-        for layer, (kernel, bias) in layers.items():
-            shapes |= {f"{place}/{layer}/kernel": kernel, f"{place}/{layer}/bias": bias}
-    arrays = {name: generator.standard_normal(shape).astype("f4") for name, shape in shapes.items()}
-    return {f"{prefix}MAPHead_0/{name}": array for name, array in arrays.items()}
+    sizes = {"1": 1, "W": width, "H": heads, "D": width // heads, "M": 4 * width}
+    arrays = {}
+    for name, letters in cells_of(MAP_HEAD):
+        shape = [sizes[letter] for letter in letters.split()]
+        arrays[f"{prefix}MAPHead_0/{name}"] = generator.standard_normal(shape).astype("f4")
+    return arrays
 
 
 def written(folder: Path, ending: str) -> Path:
