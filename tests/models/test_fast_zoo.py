@@ -5,18 +5,16 @@ from collections.abc import Iterator
 
 import timm
 import torch
-from conftest import CPU, config_for, each_value, model_for
-from pytest import importorskip, mark
+from conftest import config_for, each_value, model_for
+from pytest import mark
 from test_families import FOLDERS
 from test_fast import tried
 from test_timm_modules import NAMES
 from test_transformers_model import FAMILIES
 from timm import create_model
 from torch import nn
+from transformers_models import transformers_model
 
-from configs.schema import Data
-from configs.schema.families.family import TransformersModel
-from models.build import build_model
 from models.fast import ATTENTION, CHANNELS_LAST, NORMS
 from models.kernels import EXPLICIT, use_attention
 
@@ -49,10 +47,8 @@ def of_paddlevit() -> Iterator[Named]:
 
 
 def of_transformers() -> Iterator[Named]:
-    importorskip("transformers")
     for kind, (_, values, *_) in FAMILIES.items():
-        options = TransformersModel.model_validate({"NAME": kind, "KWARGS": {"model_type": kind} | values})
-        yield kind, build_model(options, Data.model_validate({"IMAGE_SIZE": 32}), CPU.device)[0], 32
+        yield kind, transformers_model(kind, values), 32
 
 
 @torch.no_grad()

@@ -1,15 +1,13 @@
 """Blocks of transformers' models: their number, order, the last ones that are trained, and weights without decay."""
 
-import torch
 import yaml
 from conftest import cells_of, optimizer_of, refused, slow
-from pytest import importorskip, mark
+from pytest import mark
 from torch import nn
+from transformers_models import transformers_model
 
-from configs.schema import Data, Train
-from configs.schema.families.family import TransformersModel
+from configs.schema import Train
 from models.blocks import blocks_of
-from models.build import build_model
 from models.weights.names import head_names
 
 CONFIGURATIONS = yaml.safe_load("""
@@ -103,10 +101,7 @@ vit_msn | vit.layers 3 | vit.layernorm | | cls_token position_embeddings
 
 
 def small_model(kind: str, tune: str = "full") -> nn.Module:
-    importorskip("transformers")
-    kwargs = {"model_type": kind} | CONFIGURATIONS.get(kind, {})
-    options = TransformersModel.model_validate({"NAME": kind, "KWARGS": kwargs, "NUM_CLASSES": 3, "TUNE": tune})
-    return build_model(options, Data.model_validate({"IMAGE_SIZE": 64}), torch.device("cpu"))[0]
+    return transformers_model(kind, CONFIGURATIONS.get(kind, {}), 64, NUM_CLASSES=3, TUNE=tune)
 
 
 def paths_in(lists: str) -> list[str]:

@@ -27,11 +27,13 @@ from pytest import approx, importorskip, mark
 from timm import create_model
 from torch import Tensor, nn
 from torch.testing import assert_close
+from transformers_models import transformers_model
 
 from configs.command_line import parse_command_line
-from configs.schema import Amp, Data
-from configs.schema.families.family import TransformersModel
+from configs.schema import Amp
+from configs.schema.section import as_tuple
 from configs.weights import PREPROCESSING
+from configs.yaml_io import parse_value
 from datasets.transforms.device import Normalize
 from engine.checkpoint.weights_record import read_record
 from engine.evaluation.evaluate import Evaluator
@@ -41,7 +43,6 @@ from engine.plan.evaluation import options_of_weights
 from engine.precision.policy import Precision
 from engine.run.cost import copy_to_meta
 from models.blocks import FeatureModel
-from models.build import build_model
 from models.recompute import store_products
 from models.weights.choose import EVALUATE, FINE_TUNE
 from models.weights.read import read_weights
@@ -138,7 +139,7 @@ def test_a_family_has_the_logits_of_transformers_trains_and_resumes(kind, images
             wanted = source(pixel_values=pixels.flip(1)).logits
         else:
             wanted = source(pixel_values=pixels).logits
-    assert torch.allclose(found, wanted, atol=1e-5)
+    assert_close(found, wanted, atol=1e-5, rtol=0)
     assert wanted.std() > 1e-3
     weights = cli(f"-model=local-dir:{tmp_path / 'hf'} -pretrained={tmp_path / 'hf'} -lr=1e-3 -epochs=2")
     data = cli(f"-dataset=folder -data_path={images} -batch_size=8 -output={tmp_path / 'out'}")
@@ -294,11 +295,8 @@ def test_a_folder_of_transformers_describes_a_model_without_the_package(tmp_path
 
 
 def small_vit(droppath: float, **changes: object):
-    importorskip("transformers")
-    kwargs = {"model_type": "vit"} | FAMILIES["vit"][1] | changes
-    options = TransformersModel.model_validate({"NAME": "vit", "KWARGS": kwargs, "DROPPATH": droppath})
     torch.manual_seed(0)
-    return build_model(options, Data.model_validate({"IMAGE_SIZE": 32}), torch.device("cpu"))[0].eval()
+    return transformers_model("vit", FAMILIES["vit"][1] | changes, DROPPATH=droppath).eval()
 
 
 @torch.no_grad()
@@ -310,10 +308,8 @@ def test_a_drop_path_changes_no_bit_of_an_evaluation():
 
 @mark.parametrize("rate", [0.0, 0.3])
 def test_the_rates_of_efficientnet_are_those_of_the_options(rate):
-    importorskip("transformers")
-    kwargs = {"model_type": "efficientnet", "width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128}
-    options = TransformersModel.model_validate({"NAME": "b", "KWARGS": kwargs, "DROPOUT": rate, "DROPPATH": rate})
-    model, _ = build_model(options, Data.model_validate({"IMAGE_SIZE": 32}), torch.device("cpu"))
+    values = parse_value("{width_coefficient: 0.1, depth_coefficient: 0.1, hidden_dim: 128}")
+    model = transformers_model("efficientnet", values, DROPOUT=rate, DROPPATH=rate)
     rates = [layer.p for layer in model.modules() if isinstance(layer, nn.Dropout)]
     assert len(rates) > 1 and max(rates) == rates[-1] == rate  # of the blocks, rising, and of the head
 
@@ -321,11 +317,9 @@ def test_the_rates_of_efficientnet_are_those_of_the_options(rate):
 def test_a_wrong_configuration_or_preprocessor_ends_in_one_line(tmp_path, saved):
     with refused(r"^MODEL\.NAME: vit [^\n]*hidden_size[^\n]*$"):
         small_vit(0.0, hidden_size="wide")
-    kwargs = {"model_type": "swiftformer", "architectures": ["SwiftFormerForImageClassification"]}
-    kwargs |= {"depths": [1, 1, 1, 1], "embed_dims": [8, 8, 8, 8]}
-    swift = TransformersModel.model_validate({"NAME": "swift", "KWARGS": kwargs})
-    with refused(r"^MODEL\.NAME: the heads of swift are not supported[^\n]*$"):
-        build_model(swift, Data.model_validate({"IMAGE_SIZE": 64}), torch.device("cpu"))
+    swift = "{architectures: [SwiftFormerForImageClassification], depths: [1, 1, 1, 1], embed_dims: [8, 8, 8, 8]}"
+    with refused(r"^MODEL\.NAME: the heads of swiftformer are not supported[^\n]*$"):
+        transformers_model("swiftformer", parse_value(swift), size=64)
     model, _ = save(tmp_path, "vit")
     path = saved({f"{name}.old": one for name, one in model.state_dict().items()})
     with refused(r"^[^\n]*x\.pth: contains [^\n]*$"):
@@ -341,17 +335,17 @@ def test_a_wrong_configuration_or_preprocessor_ends_in_one_line(tmp_path, saved)
 @torch.no_grad()
 def test_a_model_of_timm_that_transformers_saved(tmp_path):
     transformers = importorskip("transformers")
-    published = create_model("test_vit").pretrained_cfg | {"mean": [0.4] * 3, "std": [0.3] * 3}
-    names = {"id2label": {0: "b", 1: "a"}, "label2id": {"b": 0, "a": 1}}
-    described = transformers.TimmWrapperConfig(architecture="test_vit", pretrained_cfg=published, **names)
+    described = transformers.TimmWrapperConfig(
+        architecture="test_vit", pretrained_cfg=create_model("test_vit").pretrained_cfg | {"mean": [0.4] * 3},
+        id2label={0: "b", 1: "a"}, label2id={"b": 0, "a": 1}
+    )  # fmt: skip
     model = transformers.TimmWrapperForImageClassification(described).eval()
     model.save_pretrained(tmp_path)
     record = read_record(str(tmp_path))
     assert (record.class_names, record.data["IMAGENET_MEAN"]) == (["b", "a"], [0.4] * 3)
     options = options_of_weights(parse_command_line(["-eval", f"-pretrained={tmp_path}"]))[0]
     images = torch.randn(2, 3, 160, 160)
-    model_here = model_for(options)[0].eval()
-    assert torch.allclose(model_here(images), model(pixel_values=images).logits, atol=1e-5)
+    assert_close(model_for(options)[0].eval()(images), model(pixel_values=images).logits, atol=1e-5, rtol=0)
 
 
 @mark.parametrize("kind", ["transformers", "timm"])
@@ -360,7 +354,7 @@ def test_the_folder_of_a_model_describes_a_file_that_states_nothing(kind, tmp_pa
     folder = tmp_path / "model"
     if kind == "timm":
         model = create_model("test_vit", num_classes=3, img_size=96)
-        config = {"input_size": (3, 96, 96), "mean": (0.1, 0.2, 0.3), "crop_pct": 0.6, "interpolation": "bilinear"}
+        config = parse_value("{input_size: [3, 96, 96], mean: [0.1, 0.2, 0.3], crop_pct: 0.6, interpolation: bilinear}")
         timm.models.save_for_hf(model, folder, {"label_names": NAMES}, data_config=model.default_cfg | config)
     else:
         model, _ = save(folder, "vit")
@@ -373,19 +367,18 @@ def test_the_folder_of_a_model_describes_a_file_that_states_nothing(kind, tmp_pa
         assert record.class_names == list(NAMES)
         assert options.model.num_classes == 3
         wanted = expected.data | expected.evaluation | {"IMAGENET_MEAN": mean}
-        found = options.data.model_dump(by_alias=True, mode="json")
+        found = options.data.model_dump(by_alias=True)
         for key in wanted.keys() & PREPROCESSING:
-            assert found[key] == (list(wanted[key]) if isinstance(wanted[key], tuple) else wanted[key]), key
+            assert as_tuple(found[key]) == as_tuple(wanted[key]), key
 
 
 @mark.parametrize("kind", ["cvt", "levit"])  # a list of rates per stage, an int
 def test_rates_of_other_types(kind):
     transformers = importorskip("transformers")
     values = transformers.CONFIG_MAPPING[kind]().to_dict()
-    options = TransformersModel.model_validate({"NAME": kind, "KWARGS": values, "NUM_CLASSES": 3})
     with torch.device("meta"):
-        model, _ = build_model(options, Data(), torch.device("meta"))
+        model = transformers_model(kind, values, 224, "meta", NUM_CLASSES=3)
     assert model(torch.zeros(2, 3, 224, 224, device="meta")).shape == (2, 3)
     assert hasattr(model, "patch_embed") == (kind == "levit")  # the grid of attention maps; the other has three
     with torch.device("meta"), refused(r"^MODEL\.ATTENTION: [^\n]*$"):  # no fused attention
-        build_model(options.model_copy(update={"attention": "fused"}), Data(), torch.device("meta"))
+        transformers_model(kind, values, 224, "meta", ATTENTION="fused")
