@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from conftest import TINY_VIT, cli, log_of, train
+from conftest import TINY_VIT, cli, log_of, train, values_of
 from pytest import MonkeyPatch, approx, fixture, mark
 from test_fused_blocks import CPU, TOKENS, few_programs, fused, kernels, make_model, proof
 from torch import nn
@@ -116,6 +116,16 @@ def test_an_older_gpu_is_named(monkeypatch):
     assert "8.0 and higher" in fault_of(make_model())
 
 
+OTHER_MODELS = """
+{num_heads: 4}
+{img_size: 48}
+{mlp_ratio: 2.0}
+{proj_drop_rate: 0.1}
+{drop_path_rate: 0.1}
+{attn_drop_rate: 0.1}
+"""
+
+
 def test_a_plan_and_a_session_share_an_answer(monkeypatch):
     """The model of a plan has no memory. Other sizes, dtypes and rates have an answer of their own."""
     calls = []
@@ -125,11 +135,8 @@ def test_a_plan_and_a_session_share_an_answer(monkeypatch):
     for model in (of_plan, make_model()):
         assert fault_of(model) == ""
     assert len(calls) == 2  # two blocks
-    others = [
-        make_model(num_heads=4), make_model(img_size=48), make_model(mlp_ratio=2.0), make_model(proj_drop_rate=0.1),
-        make_model(drop_path_rate=0.1), make_model(attn_drop_rate=0.1), make_model().half()
-    ]  # fmt: skip
-    for number, model in enumerate(others, 2):
+    others = [make_model(**options) for (options,) in values_of(OTHER_MODELS)]
+    for number, model in enumerate([*others, make_model().half()], 2):
         fault_of(model)
         assert len(calls) == 2 * number
 
@@ -182,10 +189,10 @@ def use_interpreter(patch):
     return batches
 
 
-OPTIONS = (
-    "MODEL.NUM_CLASSES=1000", "MODEL.ATTENTION=fused", "TRAIN.MAX_STEPS=2", "TRAIN.NUM_EPOCHS=1", "REPORT_FREQ=1",
-    "TRAIN.WARMUP_EPOCHS=0", "DATA.NUM_WORKERS=0"
-)  # fmt: skip
+OPTIONS = """
+MODEL.NUM_CLASSES=1000 MODEL.ATTENTION=fused TRAIN.MAX_STEPS=2 TRAIN.NUM_EPOCHS=1 REPORT_FREQ=1 TRAIN.WARMUP_EPOCHS=0
+DATA.NUM_WORKERS=0
+"""
 
 
 def trained(context, output, name="", damage=None, options=()):
@@ -198,7 +205,7 @@ def trained(context, output, name="", damage=None, options=()):
         batches = use_interpreter(patch)
         if damage and context.rank == context.world_size - 1:
             patch.setattr(kernels, name, Planted(name, partial(damage, name)))
-        folder = train([*words, *OPTIONS, *options], context)
+        folder = train([*words, *cli(OPTIONS), *options], context)
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     lines = [line for line in log_of(folder).splitlines() if "Kernels: " in line]
     return lines, [row["loss"] for row in rows if row["kind"] == "report"], len(batches)

@@ -28,8 +28,6 @@ def test_attention_is_explicit_on_a_cpu_unless_an_option_is_set(model, option, d
 
 
 CHANNELS_LAST = "MODEL.CHANNELS_LAST=true"
-
-
 CONVERTED = """
 option | convolutions | sharded | expected
 auto | 2 | false | true
@@ -48,6 +46,12 @@ def test_auto_is_for_convolutional_models(option, convolutions, sharded, expecte
     assert is_converted == {expected}
 
 
+TRAINING = """
+TRAIN.WARMUP_EPOCHS=0 TRAIN.BASE_LR=1e-3 TRAIN.OPTIMIZER.EPS=1e-2 TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.5
+MODEL.CHANNELS_LAST=false
+"""
+
+
 @mark.slow
 @mark.parametrize("precision", ["AMP=false", "AMP={ENABLED: true, LEVEL: O2}"])
 def test_training_is_equal_and_resumes_in_the_other_memory_format(tmp_path, cpu, precision):
@@ -56,13 +60,10 @@ def test_training_is_equal_and_resumes_in_the_other_memory_format(tmp_path, cpu,
     Mixed-up values change an update by about its own size, and the rounding of bf16 by less than a hundredth: the
     EPS of the optimizer keeps it from amplifying the rounding of small gradients.
     """
-    argv = ["-dataset=digits", "-batch_size=64", "-opts", *TINY_RESNET, *GREY, precision]
-    argv += cli("TRAIN.WARMUP_EPOCHS=0 TRAIN.BASE_LR=1e-3 TRAIN.OPTIMIZER.EPS=1e-2")
-    argv += ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5"]
+    argv = [*cli("-dataset=digits -batch_size=64 -opts"), *TINY_RESNET, *GREY, precision, *cli(TRAINING)]
 
     def run(steps, folder, *more):
-        options = [f"TRAIN.MAX_STEPS={steps}", f"SAVE={tmp_path / folder}", "MODEL.CHANNELS_LAST=false", *more]
-        return train([*argv, *options], cpu)
+        return train([*argv, f"TRAIN.MAX_STEPS={steps}", f"SAVE={tmp_path / folder}", *more], cpu)
 
     initial = run(1, "initial")
     expected = run(4, "expected")

@@ -2,7 +2,7 @@
 
 import timm
 import torch
-from conftest import cli, config_for, model_for
+from conftest import cli, config_for, each_value, model_for, values_of
 from pytest import approx, mark
 from timm import create_model
 from timm.models.vision_transformer import Block
@@ -16,10 +16,23 @@ N = 5
 C = 8
 
 
+DROPPED = """
+rate | of_attention | of_mlp
+0.0 | false | false
+0.099 | false | false
+0.1 | true | false
+0.199 | true | false
+0.2 | true | true
+"""
+
+
+@each_value(DROPPED)
+def test_samples_are_dropped_from_a_rate_on(rate, of_attention, of_mlp):
+    assert SampleDropBlock(C, num_heads=2, drop_path=rate).drops_samples == (of_attention, of_mlp)
+
+
 def test_number_of_kept_samples():
     assert [num_kept_samples(32, rate) for rate in (0.0, 0.04, 0.1, 0.5)] == [None, None, 29, 16]
-    drops = [SampleDropBlock(C, num_heads=2, drop_path=rate).drops_samples for rate in (0.0, 0.099, 0.1, 0.199, 0.2)]
-    assert list(zip(*drops, strict=True)) == [(False, False, True, True, True), (False, False, False, False, True)]
     for batch_size in (1, 2, 3):
         assert all(num_kept_samples(batch_size, rate) in (None, 1) for rate in (0.1, 0.5, 0.7, 0.9, 1.0))
 
@@ -62,8 +75,7 @@ STEM = cli(
 
 
 def stem_model(*options: str) -> timm.models.VisionTransformer:
-    config = config_for("-image_size=64", "-opts", *STEM, *options)
-    return model_for(config)[0]
+    return model_for(config_for("-image_size=64", "-opts", *STEM, *options))[0]
 
 
 @mark.parametrize("stride", [8, 32])
@@ -78,8 +90,15 @@ def test_tokens_are_the_features_of_the_network_projected(stride):
     assert_close(embed(images), tokens)
 
 
-WIDTH = 256
-WIDE = cli(f"MODEL.EMBED_DIM={WIDTH} MODEL.DEPTH=1 MODEL.NUM_HEADS=4 DATA.IMAGE_SIZE=64 MODEL.PATCH_SIZE=8")
+WIDE = cli("MODEL.EMBED_DIM=256 MODEL.DEPTH=1 MODEL.NUM_HEADS=4 DATA.IMAGE_SIZE=64 MODEL.PATCH_SIZE=8")
+
+
+XAVIER = """
+patch_embed.proj | 448
+blocks.0.attn.qkv | 512
+blocks.0.attn.proj | 512
+head | 356
+"""
 
 
 def test_bounds_and_deviations():
@@ -87,15 +106,10 @@ def test_bounds_and_deviations():
     config = config_for("-opts", *WIDE, "MODEL.NUM_CLASSES=100")
     torch.manual_seed(0)
     vit, _ = model_for(config)
-    shapes = {
-        vit.patch_embed.proj.weight: (3 * 8 * 8, WIDTH),
-        vit.blocks[0].attn.qkv.weight: (WIDTH, WIDTH),
-        vit.blocks[0].attn.proj.weight: (WIDTH, WIDTH),
-        vit.head.weight: (WIDTH, 100),
-    }
-    for weight, sides in shapes.items():
-        bound = (6 / sum(sides)) ** 0.5
+    for name, sides in values_of(XAVIER):
+        weight = vit.get_submodule(name).weight
+        bound = (6 / sides) ** 0.5
         assert 0.99 * bound < weight.abs().max().item() <= bound * (1 + 1e-6)
         assert weight.std().item() == approx(bound / 3**0.5, rel=0.02)
-    assert vit.pos_embed.std().item() == approx(WIDTH**-0.5, rel=0.03)
-    assert vit.blocks[0].mlp.fc1.weight.std().item() == approx((2 / (5 * WIDTH)) ** 0.5, rel=0.03)
+    assert vit.pos_embed.std().item() == approx(256**-0.5, rel=0.03)
+    assert vit.blocks[0].mlp.fc1.weight.std().item() == approx((2 / (5 * 256)) ** 0.5, rel=0.03)
