@@ -1,6 +1,5 @@
 """`scripts/compare.py`: the paired figures against scipy and statsmodels, the images that count, the exit status."""
 
-import csv
 import gzip
 import json
 import math
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from conftest import TINY_VIT, config_for, each_value, refused, run_here, train
+from conftest import TINY_VIT, cli, config_for, each_value, refused, run_here, train
 from numpy.random import default_rng
 from pytest import approx, fixture, mark
 from scipy.stats import t, ttest_rel
@@ -31,11 +30,7 @@ from scripts import compare
 from scripts.compare import judge
 from tests.datasets.sources.source_helpers import write_image
 from utils.metric_table import METRICS
-
-EQUAL_300 = 100 * 2**0.5 / 302
-SCIPY = [-1.25, 5.25]
-STATSMODELS = [-1.18, 5.18]
-EQUAL = [-0.69, 0.69]
+from utils.tables import read_csv_rows
 
 POINT = "-metric=operating_point"
 CLASSES = ("class0", "class1")
@@ -49,6 +44,12 @@ def paired_hits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     old = generator.random(400) < np.where(hard, 0.5, 0.95)
     new = np.where(generator.random(400) < np.where(hard, 0.5, 0.08), generator.random(400) < 0.75, old)
     return new, old, np.array([f"g{group}" for group in groups])
+
+
+def of_unequal_groups() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As `paired_hits`, with fewer images in some groups."""
+    keep = default_rng(0).random(400) < np.repeat(np.linspace(0.2, 1, 50), 8)
+    return tuple(array[keep] for array in paired_hits())
 
 
 def limits_of(new: SampleResults, old: SampleResults, name: str = "top1") -> tuple[float, float]:
@@ -67,8 +68,8 @@ def test_the_interval_of_the_difference_is_the_one_of_scipy_and_statsmodels():
     new, old, _ = paired_hits()
     pair = [results_of_hits(new), results_of_hits(old)]
     found = limits_of(*pair)
-    assert found == approx(SCIPY, abs=0.3)
-    assert found == approx(STATSMODELS, abs=0.01)
+    assert found == approx([-1.25, 5.25], abs=0.3)  # SciPy's
+    assert found == approx([-1.18, 5.18], abs=0.01)  # statsmodels'
     pair[0] = replace(pair[0], losses=default_rng(0).random(400).astype(np.float32))
     losses = ttest_rel(pair[1].losses, pair[0].losses).confidence_interval()
     factor = math.sqrt(400 / 399)  # denominators n, not n - 1
@@ -81,11 +82,7 @@ def test_the_interval_of_the_difference_is_the_one_of_scipy_and_statsmodels():
 
 def test_groups_of_a_paired_top1_are_left_out_one_by_one():
     """The jackknife by group, with the degrees of freedom of Pan and Wall, at most Kish's number of groups - 1."""
-    new, old, groups = paired_hits()
-    keep = default_rng(0).random(400) < np.repeat(np.linspace(0.2, 1, 50), 8)  # of unequal size
-    new = new[keep]
-    old = old[keep]
-    groups = groups[keep]
+    new, old, groups = of_unequal_groups()
     gains = 100.0 * new - 100.0 * old
     without = np.array([gains[groups != one].mean() for one in np.unique(groups)])
     sizes = np.unique(groups, return_counts=True)[1]
@@ -94,14 +91,13 @@ def test_groups_of_a_paired_top1_are_left_out_one_by_one():
     freedom = 2 * squares.sum() ** 2 / (len(squares) * squares.var())
     distance = t.ppf(0.975, min(freedom, kish - 1)) * np.sqrt(squares.sum())
     pair = (replace(results_of_hits(hits), groups=groups) for hits in (new, old))
-    found = limits_of(*pair)
-    assert found == approx([gains.mean() - distance, gains.mean() + distance], rel=1e-6)
+    assert limits_of(*pair) == approx([gains.mean() - distance, gains.mean() + distance], rel=1e-6)
 
 
 def test_models_that_are_equal_on_few_images_may_differ():
     """The limits of Bonett and Price, with Student's t."""
     equal = results_of_hits(np.arange(400) < 380)
-    assert limits_of(equal, equal) == approx(EQUAL, abs=0.01)
+    assert limits_of(equal, equal) == approx([-0.69, 0.69], abs=0.01)
     grouped = replace(equal, groups=np.array([f"g{number // 8}" for number in range(400)]))
     expected = 100 * t.ppf(0.975, 49) * 2**0.5 / 52
     assert limits_of(grouped, grouped)[1] == approx(expected)
@@ -128,9 +124,8 @@ def test_one_image_or_group_tells_nothing_with_any_factor(number):
 
 def test_the_interval_over_seeds_of_groups_has_the_difference_in_its_middle():
     """Of groups of unequal size, whose changes have another sum than 0; and it ends where no difference can be."""
-    new, old, groups = paired_hits()
-    keep = default_rng(0).random(400) < np.repeat(np.linspace(0.2, 1, 50), 8)
-    pair = [replace(results_of_hits(hits[keep]), groups=groups[keep]) for hits in (new, old)]
+    new, old, groups = of_unequal_groups()
+    pair = [replace(results_of_hits(hits), groups=groups) for hits in (new, old)]
     low, high = paired_limits([pair[0], pair[1], pair[0]], [pair[1], pair[1], pair[1]], METRICS["top1"])(1)
     assert (low + high) / 2 == approx(METRICS["top1"].gain(*pair) * 2 / 3, abs=1e-9)
     right, wrong = (results_of_hits(np.full(20, is_right)) for is_right in (True, False))
@@ -155,7 +150,7 @@ def test_settings_are_compared_over_seeds_and_images():
     gains = [METRICS["auroc"].gain(*pair) for pair in zip(new, old, strict=True)]
     low, high = paired_limits(new, old, METRICS["auroc"])(1)
     assert (low + high) / 2 == approx(np.mean(gains))
-    assert paired_limits(old, old, METRICS["top1"])(1)[1] == approx(t.ppf(0.975, 3) * EQUAL_300)
+    assert paired_limits(old, old, METRICS["top1"])(1)[1] == approx(t.ppf(0.975, 3) * 100 * 2**0.5 / 302)
     with refused("calibration error"):
         paired_limits(new, old, METRICS["ece"])
 
@@ -271,9 +266,9 @@ def grown(tmp_path_factory) -> tuple[Path, Path, Path, Path]:
     """The data, an old run of a half of them, whose weights know nothing, and a new one with and without -held_out."""
     root = tmp_path_factory.mktemp("compare")
     data = root / "data"
-    options = [*TINY_VIT, "MODEL.NUM_CLASSES=2", "TRAIN.NUM_EPOCHS=4", "TRAIN.WARMUP_EPOCHS=0"]
+    options = [*TINY_VIT, *cli("MODEL.NUM_CLASSES=2 TRAIN.NUM_EPOCHS=4 TRAIN.WARMUP_EPOCHS=0")]
     options.append("EVAL.OPERATING_POINT={class: class1, specificity: 0.5}")
-    argv = ["-dataset=folder", f"-data_path={data}", "-batch_size=8", f"-output={root}"]
+    argv = cli(f"-dataset=folder -data_path={data} -batch_size=8 -output={root}")
     add_images(data, range(30))
     old = train([*argv, "-name=old", "-opts", *options, "DATA.VAL_FRACTION=0.4", "TRAIN.BASE_LR=1e-9"])
     add_images(data, range(30, 60))
@@ -281,6 +276,14 @@ def grown(tmp_path_factory) -> tuple[Path, Path, Path, Path]:
     new = train([*argv, "-name=new", f"-held_out={old}", "-opts", *options])
     other = train([*argv, "-name=other", "-opts", *options, "DATA.SPLIT_SEED=5"])
     return data, old, new, other
+
+
+def predicted(run: Path, data: Path, names: set[str], folder: Path) -> list[dict[str, str]]:
+    """The rows of -predict of these images."""
+    folder.mkdir()
+    (folder / "list.txt").write_text("\n".join(str(data / name) for name in names))
+    run_here(f"-predict={folder / 'list.txt'}", f"-resume={run}", f"-output={folder}")
+    return read_csv_rows(folder / "predictions.csv")
 
 
 @fixture
@@ -313,21 +316,20 @@ def test_a_new_run_holds_out_the_old_list_and_a_part_of_the_new_images(grown):
 def test_both_models_are_compared_on_images_that_neither_was_trained_on(grown, tmp_path, compared):
     """The figures are those of -predict on these images."""
     data, old, _, other = grown
-    unseen = sorted(held_out_by(old) & held_out_by(other))
-    (tmp_path / "list.txt").write_text("\n".join(str(data / name) for name in unseen))
+    unseen = held_out_by(old) & held_out_by(other)
     status, text = compared(old, other, "-margin=5")
     left_out = f"training images of NEW among them, left out: {24 - len(unseen)}"
     assert re.search(rf"Images: 24; {left_out} \(by content.* or by path\)", text)
     shutil.copy(other / "best.pth", tmp_path)
     assert f"{left_out} (by path)" in compared(old, tmp_path / "best.pth")[1]
-    state = torch.load(other / "best.pth", weights_only=True)
-    torch.save({key: value for key, value in state.items() if key != "split"}, tmp_path / "best.pth")
+    state = torch.load(other / "best.pth")
+    del state["split"]
+    torch.save(state, tmp_path / "best.pth")
     shutil.copy(other / IMAGES, tmp_path)
     assert f"{left_out} (by content" in compared(old, tmp_path / "best.pth")[1]
     figures = []
     for name, run in (("OLD", old), ("NEW", other)):
-        run_here(f"-predict={tmp_path / 'list.txt'}", f"-resume={run}", f"-output={tmp_path / name}")
-        rows = csv.DictReader((tmp_path / name / "predictions.csv").open())
+        rows = predicted(run, data, unseen, tmp_path / name)
         figures.append(100 * np.mean([row["class_1"] in row["path"] for row in rows]))
         assert f"{name}: top-1 {figures[-1]:.2f}%" in text
     assert f"{figures[1] - figures[0]:+.4g}," in text
@@ -366,11 +368,9 @@ def test_new_data_are_compared_without_the_images_that_a_model_was_trained_on(gr
 def test_sensitivity_and_specificity_at_the_threshold_of_each_model_are_compared(grown, tmp_path, compared):
     """The figures are those of the decisions of -predict; the figure that is worse decides on the status."""
     data, old, new, _ = grown
-    (tmp_path / "list.txt").write_text("\n".join(str(data / name) for name in sorted(held_out_by(old))))
     shares = []
     for run in (old, new):
-        run_here(f"-predict={tmp_path / 'list.txt'}", f"-resume={run}", f"-output={tmp_path / run.name}")
-        rows = [*csv.DictReader((tmp_path / run.name / "predictions.csv").open())]
+        rows = predicted(run, data, held_out_by(old), tmp_path / run.name)
         is_right = {name: [row["decision"] == name for row in rows if name in row["path"]] for name in CLASSES}
         shares.append({name: 100 * np.mean(right) for name, right in is_right.items()})
     _, text = compared(old, new, POINT)
@@ -381,19 +381,22 @@ def test_sensitivity_and_specificity_at_the_threshold_of_each_model_are_compared
     status, text = compared(new, new, POINT, "-margin=5")  # half of the images are of a class: t * sqrt(2) / (n + 2)
     needed = next(n for n in range(48, 200) if 100 * t.ppf(0.975, n / 2 - 1) * 2**0.5 / (n / 2 + 2) < 5)
     assert (status, text.count(f" {needed} images like these")) == (11, 2)
-    state = torch.load(new / "best.pth", weights_only=True)
+    state = torch.load(new / "best.pth")
     (key,) = (key for key in state if "operating_point" in key)
-    for threshold, title in ((-99.0, "specificity"), (99.0, "sensitivity")):  # that all images reach, or none
+
+    def with_threshold(threshold: float | None) -> Path:
         torch.save(state | {key: state[key] | {"threshold": threshold}}, tmp_path / "other.pth")
-        status, text = compared(new, tmp_path / "other.pth", POINT)
+        return tmp_path / "other.pth"
+
+    for threshold, title in ((-99.0, "specificity"), (99.0, "sensitivity")):  # that all images reach, or none
+        status, text = compared(new, with_threshold(threshold), POINT)
         assert status == 10
         assert f"NEW: {title} of class1 0.00%" in text
-    torch.save(
-        state | {key: state[key] | {"threshold": None}}, tmp_path / "other.pth"
-    )  # its images cannot reach the goal
+    unreached = with_threshold(None)  # its images cannot reach the goal
     with refused("EVAL.OPERATING_POINT"):
-        compared(tmp_path / "other.pth", tmp_path / "other.pth", POINT)
-    torch.save({name: value for name, value in state.items() if name != key}, tmp_path / "none.pth")
+        compared(unreached, unreached, POINT)
+    del state[key]
+    torch.save(state, tmp_path / "none.pth")
     with refused("EVAL.OPERATING_POINT"):
         compared(new, tmp_path / "none.pth", POINT)
 
@@ -441,11 +444,11 @@ def test_test_images_are_advised_only_where_the_run_has_some(grown, tmp_path, co
     assert "-split=test" not in text
     for split, names in (("train", range(8)), ("val", range(8, 12)), ("test", range(12, 18))):
         add_images(tmp_path / "data" / split, names)
-    argv = ["-dataset=folder", f"-data_path={tmp_path / 'data'}", "-batch_size=8", f"-output={tmp_path}"]
-    options = ["-opts", *TINY_VIT, "MODEL.NUM_CLASSES=2"]
-    once = train([*argv, *options, "TRAIN.NUM_EPOCHS=1"])
+    words = cli(f"-dataset=folder -data_path={tmp_path / 'data'} -batch_size=8 -output={tmp_path} -opts")
+    argv = [*words, *TINY_VIT, "MODEL.NUM_CLASSES=2"]
+    once = train([*argv, "TRAIN.NUM_EPOCHS=1"])
     assert "too good" not in compared(once, once)[1]  # nothing was chosen
-    run = train([*argv, *options, "TRAIN.NUM_EPOCHS=2"])
+    run = train([*argv, "TRAIN.NUM_EPOCHS=2"])
     assert "thresholds of NEW:" in compared(once, run)[1]
     assert "-split=test" in compared(run, run)[1]
     _, text = compared(run, run, "-split=test")
@@ -465,7 +468,7 @@ def test_the_status_is_the_one_of_a_cron_job(grown, tmp_path, compared):
     status, text = compared(old, new, "-opts", "EVAL.OPERATING_POINT={class: class0, sensitivity: 0.7}")
     assert status == 0
     assert "specificity of class0 at 70% sensitivity" in text
-    state = torch.load(new / "best.pth", weights_only=True)
+    state = torch.load(new / "best.pth")
     torch.save(state | {"class_names": ["a", "class1"]}, tmp_path / "a.pth")
     with refused("'class0'"):
         compared(old, tmp_path / "a.pth")
