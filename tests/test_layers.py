@@ -12,11 +12,12 @@ from pathlib import Path
 from conftest import OPTIONAL_MODULES, ROOT
 from pytest import mark
 
-REQUIRED_MODULES = {
-    "torch", "torchvision", "timm", "yaml", "tqdm", "numpy", "PIL", "safetensors", "pydantic", "pydantic_core",
-    "jinja2", "markupsafe", "nvidia",  # torch needs them
-    "huggingface_hub",  # timm needs it
-}  # fmt: skip
+# torch needs the last line but one, timm the last one
+REQUIRED_MODULES = """
+torch torchvision timm yaml tqdm numpy PIL safetensors pydantic pydantic_core
+jinja2 markupsafe nvidia
+huggingface_hub
+"""
 LAYERS = {
     "utils": {"utils"},
     "configs": {"configs", "utils"},
@@ -25,46 +26,46 @@ LAYERS = {
     "engine": {"engine", "models", "datasets", "configs", "utils"},
 }
 # The packages of `engine`, top layer first; packages of the same layer do not import each other.
-ENGINE_LAYERS = [
-    {"commands"},
-    {"profiling"},
-    {"training"},
-    {"features"},
-    {"report"},
-    {"evaluation"},
-    {"plan"},
-    {"run"},
-    {"checkpoint", "precision", "parallel"},
-    {"progress"},
-]
+ENGINE_LAYERS = """
+commands
+profiling
+training
+features
+report
+evaluation
+plan
+run
+checkpoint precision parallel
+progress
+"""
 # The modules of `configs`, top layer first.
-CONFIGS_LAYERS = [
-    {"command_line"},
-    {"help", "compare"},
-    {"resolve"},
-    {"load"},
-    {"flags", "weights", "batch_plan"},
-    {"programs"},
-    {"schema"},
-    {"parts"},
-    {"yaml_io", "versions"},
-]
+CONFIGS_LAYERS = """
+command_line
+help compare
+resolve
+load
+flags weights batch_plan
+programs
+schema
+parts
+yaml_io versions
+"""
 # The packages and modules of `datasets/sources`, top layer first.
-SOURCES_LAYERS = [
-    {"sets"},
-    {"folders"},
-    {"listed"},
-    {"groups", "numbering", "share"},
-    {"rows"},
-    {"source"},
-    {"split"},
-    {"tables"},
-    {"checks", "question"},
-    {"class_names", "formats"},
-    {"path_words", "listing"},
-    {"samples"},
-    {"shared_arrays"},
-]
+SOURCES_LAYERS = """
+sets
+folders
+listed
+groups numbering share
+rows
+source
+split
+tables
+checks question
+class_names formats
+path_words listing
+samples
+shared_arrays
+"""
 PROJECT_MODULES = {*LAYERS, "scripts", "tests", "main_single_gpu", "main_multi_gpu"}
 PRODUCT_FILES = [*ROOT.glob("main_*.py"), *(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))]
 SOURCES = [*PRODUCT_FILES, *(ROOT / "scripts").rglob("*.py")]
@@ -108,7 +109,7 @@ def test_layers_import_only_lower_layers(layer):
     "layer, layers", [("engine", ENGINE_LAYERS), ("configs", CONFIGS_LAYERS), ("datasets/sources", SOURCES_LAYERS)]
 )
 def test_the_parts_of_a_layer_import_only_lower_parts(layer, layers):
-    depth = {name: number for number, names in enumerate(layers) for name in names}
+    depth = {name: number for number, line in enumerate(layers.splitlines()) for name in line.split()}
     prefix = layer.replace("/", ".") + "."
     for path in (ROOT / layer).rglob("*.py"):
         package = path.relative_to(ROOT / layer).parts[0].removesuffix(".py")
@@ -156,7 +157,7 @@ def test_private_names_of_other_libraries_are_in_one_file():
 
 
 def test_only_declared_packages_are_imported():
-    allowed = REQUIRED_MODULES | OPTIONAL_MODULES | PROJECT_MODULES | sys.stdlib_module_names
+    allowed = {*REQUIRED_MODULES.split()} | OPTIONAL_MODULES | PROJECT_MODULES | sys.stdlib_module_names
     for path in PRODUCT_FILES:
         assert not top_level_modules(path) - allowed, path
 
