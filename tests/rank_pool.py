@@ -16,14 +16,13 @@ from typing import Any
 from rank import run_commands
 
 _TIMEOUT_SECONDS = 300
-_LAUNCHER_VARIABLES = (
-    "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "PET_", "SLURM_", "OMPI_", "PMI_", "MPI_", "AMPVIT_"
-)  # fmt: skip
+_OF_LAUNCHERS = "RANK WORLD_SIZE LOCAL_ MASTER_ TORCHELASTIC_ PET_ SLURM_ OMPI_ PMI_ MPI_ AMPVIT_"
 
 
 def environment(gpus: str = "") -> dict[str, str]:
     """The environment of a user who starts a script on these GPUs, separated by commas, without a launcher."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_VARIABLES)}
+    of_launchers = tuple(_OF_LAUNCHERS.split())
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(of_launchers)}
     return inherited | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": gpus}
 
 
@@ -89,16 +88,16 @@ class RankPool:
     def _start(self):
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # the ranks write to it
         with socket.create_server(("127.0.0.1", 0)) as server:
-            port = str(server.getsockname()[1])
+            port = server.getsockname()[1]
+        group = f"WORLD_SIZE={self._count} LOCAL_WORLD_SIZE={self._count} MASTER_ADDR=127.0.0.1 MASTER_PORT={port}"
         for rank in range(self._count):
-            variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self._count, "LOCAL_WORLD_SIZE": self._count}
-            variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            variables = f"RANK={rank} LOCAL_RANK={rank} {group}"
             own, other = Pipe()
             with other:
                 process = subprocess.Popen(
                     [sys.executable, str(Path(__file__).with_name("rank.py")), str(other.fileno())],
                     cwd=Path(__file__).parents[1],
-                    env=environment(self._gpus) | {name: str(value) for name, value in variables.items()},
+                    env=environment(self._gpus) | dict(word.split("=") for word in variables.split()),
                     stdout=self._log,
                     stderr=self._log,
                     pass_fds=[other.fileno()],

@@ -41,26 +41,28 @@ def imagenet(tmp_path_factory):
 
 
 def flags(imagenet, output, *more):
-    return (
-        f"-cfg={imagenet / 'vit.yaml'}", "-dataset=imagenet2012", "-batch_size=8",
-        f"-data_path={imagenet / 'data'}", f"-output={output}", "-num_workers=0", *more
-    )  # fmt: skip
+    data = f"-dataset=imagenet2012 -data_path={imagenet / 'data'} -batch_size=8 -num_workers=0"
+    return [*cli(f"-cfg={imagenet / 'vit.yaml'} {data} -output={output}"), *more]
 
 
 @of_module
 def trained(imagenet):
     """The run folder and the printed output of the documented single-GPU command."""
     with redirect_stdout(io.StringIO()) as printed:
-        assert main_single_gpu.main([*flags(imagenet, imagenet / "single", "-amp")]) == 0
+        assert main_single_gpu.main(flags(imagenet, imagenet / "single", "-amp")) == 0
     return only_run(imagenet / "single"), printed.getvalue()
+
+
+CONTENTS = """
+last.pth previous.pth best.pth epoch-002.pth log.txt config.yaml run.json status.json metrics.jsonl metrics.csv
+report.html evaluation details images.csv.gz .lock
+"""
 
 
 def test_run_folder_contents(trained):
     folder, _ = trained
     names = {path.name for path in folder.iterdir()} - {"epoch-001.pth"}  # the best may be in its place
-    checkpoints = {"last.pth", "previous.pth", "best.pth", "epoch-002.pth"}
-    texts = {"log.txt", "config.yaml", "run.json", "status.json", "metrics.jsonl", "metrics.csv", "report.html"}
-    assert names == checkpoints | texts | {"evaluation", "details", "images.csv.gz", ".lock"}
+    assert names == {*cli(CONTENTS)}
     assert any((folder / "details").glob("events.out.tfevents*"))
     assert re.fullmatch(r"vit-\d{8}-\d\d-\d\d", folder.name)
     assert (folder / "details/train_batch.png").read_bytes().startswith(b"\x89PNG")
@@ -137,4 +139,4 @@ def test_dry_run_prints_sizes_and_does_not_train(imagenet, tmp_path, capsys):
 
 def test_several_processes_are_refused_by_the_script_for_one(imagenet, tmp_path):
     with refused(r"-ngpus 2: .*main_multi_gpu\.py"):
-        main_single_gpu.main([*flags(imagenet, tmp_path, "-ngpus=2")])
+        main_single_gpu.main(flags(imagenet, tmp_path, "-ngpus=2"))

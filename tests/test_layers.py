@@ -9,7 +9,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from conftest import OPTIONAL_MODULES, ROOT
+from conftest import OPTIONAL_MODULES, ROOT, cells_of
 from pytest import mark
 
 # torch needs the last line but one, timm the last one
@@ -18,13 +18,15 @@ torch torchvision timm yaml tqdm numpy PIL safetensors pydantic pydantic_core
 jinja2 markupsafe nvidia
 huggingface_hub
 """
-LAYERS = {
-    "utils": {"utils"},
-    "configs": {"configs", "utils"},
-    "models": {"models", "configs", "utils"},
-    "datasets": {"datasets", "configs", "utils"},
-    "engine": {"engine", "models", "datasets", "configs", "utils"},
-}
+LAYERS = dict(
+    cells_of("""
+utils | utils
+configs | configs utils
+models | models configs utils
+datasets | datasets configs utils
+engine | engine models datasets configs utils
+""")
+)
 # The packages of `engine`, top layer first; packages of the same layer do not import each other.
 ENGINE_LAYERS = """
 commands
@@ -101,7 +103,7 @@ def test_layers_import_only_lower_layers(layer):
     files = list((ROOT / layer).rglob("*.py"))
     assert files
     for path in files:
-        upward = top_level_modules(path) & PROJECT_MODULES - LAYERS[layer]
+        upward = top_level_modules(path) & PROJECT_MODULES - {*LAYERS[layer].split()}
         assert not upward, f"{path.relative_to(ROOT)} imports {upward}"
 
 

@@ -79,9 +79,9 @@ def test_commands_need_the_required_packages_only(tmp_path, monkeypatch):
     noise_folder(tmp_path / "noise", 24, 7, (40, 60, 3))
     monkeypatch.setenv("HIDDEN_MODULES", " ".join(OPTIONAL_MODULES))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/fixtures/hide_packages"))
-    commands = [[], ["-eval", "-resume=auto"], ["-predict", "-resume=auto"], ["-profile"], ["-dry_run"]]
+    commands = ("", "-eval -resume=auto", "-predict -resume=auto", "-profile", "-dry_run")
     with closing(RankPool(2)) as pool:
-        pool.run(*(command(tmp_path, *flags) for flags in commands))
+        pool.run(*(command(tmp_path, *cli(flags)) for flags in commands))
     folder = only_run(tmp_path)
     assert (folder / "report.html").exists()
     assert [path.name for path in folder.rglob("*.png")] == ["train_batch.png"]

@@ -59,11 +59,19 @@ def test_xcit_with_a_teacher_distils_as_paddlevits_script_does(words, kind):
     assert config_for(*words.split()).train.distillation_type == kind
 
 
-@pytest.mark.parametrize("optimizer, betas", [("AdamW", (0.9, 0.95)), ("adamwdl", (0.9, 0.95)), ("lion", None)])
+BETAS = """
+optimizer | betas
+AdamW | (0.9, 0.95)
+adamwdl | (0.9, 0.95)
+lion | None
+"""
+
+
+@each_row(BETAS)
 def test_another_optimizer_than_the_one_of_a_family_has_its_own_betas(optimizer, betas):
     """For users of MAE's recipe with lion (0.9, 0.99) or adan, whose betas are three. None: the optimizer's own."""
     config = config_for("-opts", "MODEL.TYPE=MAE", f"TRAIN.OPTIMIZER.NAME={optimizer}", "TRAIN.LAYER_DECAY=0.75")
-    assert config.train.optimizer.betas == betas
+    assert config.train.optimizer.betas == literal_eval(betas)
 
 
 @pytest.mark.parametrize("family", FIXED_KEYS)

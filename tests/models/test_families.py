@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from conftest import ROOT, config_for, line_of, model_for, slow
-from pytest import approx, mark
+from pytest import mark
 from torch.overrides import TorchFunctionMode
 
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
@@ -41,21 +41,9 @@ def test_weights_give_paddles_logits(folder):
     assert error_of(folder / "model.yaml", folder / "weights.pdparams") < 1e-5
 
 
-def test_weights_of_another_family_are_refused_by_the_name_of_the_own_one():
-    """Not by MODEL.NAME, which is "vit" unless it is given."""
-    assert "MODEL.TYPE swin " in line_of(
-        error_of, FIXTURES / "SwinTransformer/model.yaml", FIXTURES / "PiT/weights.pdparams"
-    )
-
-
 def test_the_position_embedding_of_mae_is_fixed():
-    config = config_for(f"-cfg={FIXTURES / 'MAE' / 'model.yaml'}")
-    model, _ = model_for(config)
+    model, _ = model_for(config_for(f"-cfg={FIXTURES / 'MAE' / 'model.yaml'}"))
     assert [name for name, parameter in model.named_parameters() if not parameter.requires_grad] == ["pos_embed"]
-    position = 5
-    channel = 6
-    expected = np.sin(position / 10000 ** (channel / 24)), np.cos(position / 10000 ** (channel / 24))
-    assert model.pos_embed[0, position, channel : channel + 2].tolist() == approx(expected, abs=1e-6)
 
 
 FACTS = [json.loads(line) for line in (Path(__file__).parents[1] / "fixtures" / "paddlevit_files.jsonl").open()]

@@ -123,14 +123,6 @@ def test_fused_blocks_are_as_exact_as_autocast(has_adapters, stream, batch):
     assert distance(stored, exact) < 1.1 * distance(plain, exact)
 
 
-def test_fused_half_weights():
-    """O2 and O3: all weights in half, without autocast."""
-    blocks = make_blocks()
-    exact = gradients(lambda model, x: model(x), copy.deepcopy(blocks).double(), torch.float64)
-    half = blocks.half()
-    assert distance(gradients(lambda m, x: fused.run_fused(m, x, x.dtype), half, torch.float16), exact) < 4e-3
-
-
 def test_dropout_and_drop_path_have_the_gradients_of_their_masks(monkeypatch):
     """With equal seeds, central differences equal the gradient."""
     few_programs(monkeypatch)

@@ -16,6 +16,7 @@ from torch import nn
 
 import models
 from configs.schema.model import Lora
+from configs.yaml_io import parse_value
 from engine.precision import policy
 from models.tuning import add_adapters
 
@@ -60,8 +61,9 @@ class Planted:
         return launch
 
 
-OUTPUTS = {"add_norm": 6, "add_norm_back": 7, "activate": 1, "activate_back": 2, "pack": 1}
-SUMS = {"add_norm_back": 9, "activate_back": 3, "pack": 2}
+# The places of arguments that the kernels write
+OUTPUTS = parse_value("{add_norm: 6, add_norm_back: 7, activate: 1, activate_back: 2, pack: 1}")
+SUMS = parse_value("{add_norm_back: 9, activate_back: 3, pack: 2}")
 
 
 def wrong_row(name, arguments, options):

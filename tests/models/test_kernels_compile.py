@@ -19,6 +19,7 @@ from triton.backends.nvidia import driver as nvidia  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime import build  # noqa: E402
 
+from configs.yaml_io import parse_value  # noqa: E402
 from models import fused_proof  # noqa: E402
 from models.fused_blocks import run_fused  # noqa: E402
 
@@ -121,7 +122,7 @@ def test_multiply_adds_are_fused_whatever_the_default(monkeypatch):
 
 
 def small_vit(**options):
-    sizes = {"img_size": 32, "embed_dim": 64, "num_heads": 2, "depth": 3, "num_classes": 0}
+    sizes = parse_value("{img_size: 32, embed_dim: 64, num_heads: 2, depth: 3, num_classes: 0}")
     return create_model("vit_tiny_patch16_224", **sizes, **options).train()
 
 

@@ -31,6 +31,7 @@ from torch import nn
 
 from configs.command_line import parse_command_line
 from configs.schema import Config
+from configs.yaml_io import parse_value
 from models.blocks import FeatureModel, pool_tokens
 from models.build import outputs_of_weights
 from models.fast import prepare_convolutions
@@ -74,7 +75,7 @@ def test_weights_of_another_image_size_are_read_as_timm_reads_them(saved, name, 
 
 def test_weights_of_a_size_to_which_timm_does_not_resize_name_it(saved):
     """The advice was to give weights of hiera_tiny_224, which they are."""
-    arguments = {"embed_dim": 16, "num_heads": 1, "stages": (1, 1, 1, 1)}
+    arguments = parse_value("{embed_dim: 16, num_heads: 1, stages: [1, 1, 1, 1]}")
     path = saved(create_model("hiera_tiny_224", num_classes=3, **arguments).state_dict())
     given = ("hiera_tiny_224", f"-pretrained={path}")
     with refused(r"are weights of another image size than 256, .*; give -image_size=224$"):

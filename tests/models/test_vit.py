@@ -5,7 +5,6 @@ import torch
 from conftest import cli, config_for, each_value, model_for, values_of
 from pytest import approx, mark
 from timm import create_model
-from timm.models.vision_transformer import Block
 from torch import nn
 from torch.testing import assert_close
 
@@ -37,14 +36,10 @@ def test_number_of_kept_samples():
         assert all(num_kept_samples(batch_size, rate) in (None, 1) for rate in (0.1, 0.5, 0.7, 0.9, 1.0))
 
 
-def test_evaluation_equals_timms_and_training_keeps_half():
+def test_training_keeps_half():
     torch.manual_seed(0)
-    block = SampleDropBlock(C, num_heads=2, drop_path=0.5)
-    plain = Block(C, num_heads=2)
-    plain.load_state_dict(block.state_dict())
     x = torch.randn(B, N, C)
-    assert torch.equal(block.eval()(x), plain(x))
-    changed = (block.train()(x) != x).flatten(1).any(1)
+    changed = (SampleDropBlock(C, num_heads=2, drop_path=0.5)(x) != x).flatten(1).any(1)
     assert B / 2 <= changed.sum() < B  # by one branch or both
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from conftest import SMALL_BATCHES, cli, evaluate, only_run, read_result, refused, run_here
+from conftest import SMALL_BATCHES, evaluate, read_result, refused
 from pytest import fixture
 from torch.testing import assert_close
 
@@ -53,9 +53,8 @@ def test_an_average_is_evaluated_and_read_by_pretrained(averaged_run, trained_di
     known = read_record(str(output))
     expected = read_record(str(averaged_run / "best.pth"))
     assert (known.class_names, known.preprocessing) == (expected.class_names, expected.preprocessing)
-    argv = cli(f"-eval -cfg={averaged_run / 'config.yaml'} -pretrained={output} -output={tmp_path / 'eval'}")
-    run_here(*argv)
-    assert round(read_result(only_run(tmp_path / "eval", "eval"))["top1"], 2) == top1
+    folder = evaluate(tmp_path / "eval", f"-cfg={averaged_run / 'config.yaml'}", f"-pretrained={output}")
+    assert round(read_result(folder)["top1"], 2) == top1
 
 
 def test_an_average_has_one_model_in_memory(averaged_run, monkeypatch):

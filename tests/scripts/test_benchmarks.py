@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import torch
-from conftest import CPU, ROOT, TINY_VIT, cli, config_for, refused, samples_for, seeded
+from conftest import CPU, ROOT, TINY_VIT, cells_of, cli, config_for, refused, samples_for, seeded
 from pytest import approx, fixture, mark
 from timm import create_model
 from torch import nn
 from torch.testing import assert_close
 
+from configs.yaml_io import parse_value
 from datasets.loading.loader import BatchReader
 from datasets.reading import read_data
 from datasets.sources.source import Wanted
@@ -55,25 +56,28 @@ def test_contenders_take_turns_and_one_that_failed_gets_no_more(tmp_path):
 
 
 def test_a_ratio_compares_turns_of_one_round():
-    speeds = {"jpeg": [30.0, 90.0, 40.0], "timm": [20.0, 30.0], "ready": [30.0, 90.0, 50.0]}
+    speeds = parse_value("{jpeg: [30.0, 90.0, 40.0], timm: [20.0, 30.0], ready: [30.0, 90.0, 50.0]}")
     figures = {name: {"images_per_second": values} for name, values in speeds.items()} | {"bare": {"failed": "why"}}
     pairs = [("jpeg", "timm"), ("jpeg", "ready"), ("jpeg", "bare")]
-    assert speed_ratios(figures, pairs) == {"jpeg / timm": [1.5, 3.0], "jpeg / ready": [1.0, 1.0, 0.8]}
+    assert speed_ratios(figures, pairs) == parse_value("{jpeg / timm: [1.5, 3.0], jpeg / ready: [1.0, 1.0, 0.8]}")
     assert "| jpeg / ready | 1.000 (0.800 to 1.000) |" in ratio_table(speed_ratios(figures, pairs))
 
 
+SPEEDS = """
+a: {images_per_second: [32.0, 16.0]}
+b: {images_per_second: [64.0, 40.0], peak_memory_bytes: [2.0e+9]}
+c: {failed: no memory}
+"""
+DURATIONS = """
+a | 150.000 | 100.000, 200.000 | 1.00 |
+b | 65.000 | 50.000, 80.000 | 2.25 | 2.00
+"""
+
+
 def test_durations_are_those_of_100_iterations():
-    failed = {"failed": "no memory"}
-    speeds = {
-        "a": {"images_per_second": [32.0, 16.0]},
-        "b": {"images_per_second": [64.0, 40.0], "peak_memory_bytes": [2e9]},
-    }
-    rows = benchmark_train.duration_rows(speeds | {"c": failed}, step_images=32)
-    assert rows[1:] == [
-        ["a", "150.000", "100.000, 200.000", "1.00", ""],
-        ["b", "65.000", "50.000, 80.000", "2.25", "2.00"],
-    ]
-    assert benchmark_train.duration_rows({"c": failed, "b": speeds["b"]}, 32)[1][3] == ""
+    speeds = parse_value(SPEEDS)
+    assert benchmark_train.duration_rows(speeds, step_images=32)[1:] == cells_of(DURATIONS)
+    assert benchmark_train.duration_rows({name: speeds[name] for name in "cb"}, 32)[1][3] == ""
 
 
 def test_a_cpu_that_emulates_bfloat16_is_named(monkeypatch, capsys):

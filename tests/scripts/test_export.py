@@ -1,8 +1,6 @@
 """scripts/export.py: each format gives the model's logits on validation images, with class names and preprocessing."""
 
-import itertools
 import json
-import random
 import re
 import shutil
 import sys
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from client_pixels import photographs, pixel_options, steps_between
 from conftest import (
     ALL_DIGITS,
     CPU,
@@ -20,11 +19,11 @@ from conftest import (
     cli,
     config_for,
     each_value,
+    evaluate,
     export_as,
     model_for,
     noise_folder,
     of_module,
-    only_run,
     read_result,
     refused,
     run_here,
@@ -39,9 +38,8 @@ from timm.data import resolve_model_data_config
 from torch import nn
 
 from configs.command_line import parse_command_line
-from configs.schema import Amp, Data
+from configs.schema import Amp
 from datasets.decoding.decode import open_image
-from datasets.transforms.host import eval_crop
 from engine.checkpoint.weights_record import read_record
 from models.weights.choose import EVALUATE
 from scripts import export
@@ -89,11 +87,10 @@ def test_safetensors_knows_its_model_classes_and_preprocessing(digits_run, tmp_p
     export_as("safetensors", digits_run, file)
     assert read_record(str(file)).class_names == list("0123456789")
     assert read_record(str(file)).preprocessing == read_record(str(digits_run / "best.pth")).preprocessing
-    run_here("-eval", f"-pretrained={file}", f"-output={tmp_path / 'eval'}")
-    run_here("-eval", f"-pretrained={digits_run / 'best.pth'}", f"-output={tmp_path / 'pth'}")
-    results = [read_result(only_run(tmp_path / name, "eval")) for name in ("eval", "pth")]
-    assert results[0]["top1"] == results[1]["top1"]
-    assert results[0]["loss"] == approx(results[1]["loss"])
+    files = {"eval": file, "pth": digits_run / "best.pth"}
+    found, expected = (read_result(evaluate(tmp_path / name, f"-pretrained={files[name]}")) for name in files)
+    assert found["top1"] == expected["top1"]
+    assert found["loss"] == approx(expected["loss"])
 
 
 def test_labels_that_are_numbers_are_names_for_clients_and_numbers_for_this_program(tmp_path):
@@ -339,11 +336,6 @@ def client_of_docs():
     return names["preprocess"]
 
 
-# Boxes in the photographs, 640 x 427 pixels: whole, wide, small, and three tall ones, for which Pillow 13 begins with
-# the vertical pass. With an odd border of DATA.RESIZE pad, Pillow's own ImageOps.pad is one pixel off.
-BOXES = [(0, 0, 640, 427), (0, 200, 640, 261), (50, 60, 90, 90), (0, 0, 100, 427), (9, 0, 69, 427), (80, 10, 160, 400)]
-
-
 RULES = """
 resize | size | crop_pct
 crop | 64 | 0.875
@@ -357,27 +349,20 @@ pad | 47 | 1
 @mark.parametrize("interpolation", ["bicubic", slow("bilinear")])
 @each_value(RULES)
 def test_the_pixels_of_the_client_are_the_pixels_of_an_evaluation(resize, size, crop_pct, interpolation, tmp_path):
-    photographs = importorskip("sklearn.datasets").load_sample_images().images
     preprocess = client_of_docs()
-    mean = [0.3, 0.4, 0.5]
+    data, values = pixel_options(resize, size, crop_pct, interpolation)
     file = tmp_path / "photo.png"
-    options = {"resize": resize, "crop_pct": crop_pct, "interpolation": interpolation}
-    data = Data().model_copy(update={"image_size": size, "imagenet_mean": mean, **options})
-    values = {"image_size": size, "mean": mean, "std": [1, 1, 1], "channels": 3, **options}
-    for number, (photograph, box) in enumerate(itertools.product(photographs, BOXES)):
-        mode = ("RGB", "RGBA", "P", "LA", "1")[number % 5]
-        Image.fromarray(photograph).crop(box).convert(mode).save(file)
-        expected = eval_crop(data, open_image(file.read_bytes(), 3, str), random.Random()).int()
-        (pixels,) = preprocess(file, values)
-        found = np.rint(255 * (pixels + np.float32(mean)[:, None, None]))
-        steps = (torch.from_numpy(found).int() - expected).abs()
+
+    def steps_of(image: Image.Image) -> np.ndarray:
+        image.save(file)
+        return np.rint(steps_between(data, open_image(file.read_bytes(), 3, str), preprocess(file, values)))
+
+    for number, image in enumerate(photographs()):
+        steps = steps_of(image.convert(("RGB", "RGBA", "P", "LA", "1")[number % 5]))
         assert steps.max() <= 2
-        assert (steps > 0).float().mean() < 1 / 20
-        if crop_pct == 1:  # an image that needs no resize
-            Image.fromarray(photograph).resize((size, size)).save(file)
-            expected = eval_crop(data, open_image(file.read_bytes(), 3, str), random.Random())
-            (pixels,) = preprocess(file, values)
-            assert np.array_equal(np.rint(255 * (pixels + np.float32(mean)[:, None, None])), expected.numpy())
+        assert (steps > 0).mean() < 1 / 20
+        if crop_pct == 1:
+            assert not steps_of(image.resize((size, size))).any()  # it needs no resize
 
 
 ENCODERS = [png16, tiff16, partial(tiff16, compression=8), partial(tiff16, is_planar=True)]

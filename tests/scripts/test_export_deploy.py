@@ -1,7 +1,6 @@
 """-format deploy: the ONNX that reads pixels shows the network what an evaluation shows, and decides as -predict."""
 
 import json
-import random
 import re
 import shutil
 import subprocess
@@ -13,19 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from client_pixels import photographs, pixel_options, steps_between
 from conftest import ROOT, TINY_VIT, cli, config_for, export_as, refused, run_here, seeded, train, values_of
 from numpy.random import default_rng
 from PIL import Image
 from pytest import approx, importorskip, mark
-from test_export import BOXES, client_of_docs, paths_of_machine
+from test_export import client_of_docs, paths_of_machine
 from torch import Tensor
 
-from configs.schema import Data
 from configs.schema.operating_point import Decision, OperatingPoint
-from configs.schema.section import as_tuple
 from datasets.decoding.decode import LazyImage
-from datasets.transforms.device import Normalize
-from datasets.transforms.host import eval_crop
 from engine.evaluation.intervals import figures_at
 from engine.evaluation.ranking import log_odds
 from engine.evaluation.results import results_of_scores
@@ -56,27 +52,21 @@ pad | [48, 80] | 1
 @mark.parametrize("interpolation", ["bicubic", "bilinear", "nearest"])
 def test_the_graph_reads_pixels_as_an_evaluation_and_as_pillow(interpolation, tmp_path):
     """Of nearest equal to torch, of filters within 1 of 255: less than the steps between torch and Pillow."""
-    photographs = importorskip("sklearn.datasets").load_sample_images().images
     preprocess = client_of_docs()
     file = tmp_path / "photo.png"
-    for channels, (resize, size, crop_pct) in product((1, 3), values_of(RULES)):
-        colors = {"imagenet_mean": (0.3, 0.4, 0.5)[:channels], "imagenet_std": (0.2, 0.25, 0.3)[:channels]}
-        values = {"image_size": as_tuple(size), "resize": resize, "crop_pct": crop_pct, "interpolation": interpolation}
-        data = Data().model_copy(update={**values, **colors, "image_channels": channels})
+    for channels, rule in product((1, 3), values_of(RULES)):
+        data, values = pixel_options(*rule, interpolation, channels)
         session = session_of(deploy.preprocessing_graph(data))
-        deviation = 255 * np.float32(colors["imagenet_std"])[:, None, None]
-        for photograph, box in product(photographs, BOXES):
-            image = Image.fromarray(photograph).crop(box).convert("L" if channels == 1 else "RGB")
+        for photograph in photographs():
+            image = photograph.convert("L" if channels == 1 else "RGB")
             pixels = np.asarray(image).reshape(image.height, image.width, channels)
-            crop = eval_crop(data, LazyImage(torch.from_numpy(pixels.copy()).permute(2, 0, 1)), random.Random())
             (found,) = session.run(None, {"image": pixels})
-            steps = np.abs(found - Normalize(data)(crop[None]).numpy()) * deviation
+            steps = steps_between(data, LazyImage(torch.from_numpy(pixels.copy()).permute(2, 0, 1)), found)
             assert steps.max() < (0.01 if interpolation == "nearest" else 2.01)
             assert (steps > 0.5).mean() < 0.03
-            if isinstance(size, int) and interpolation != "nearest":
+            if isinstance(values["image_size"], int) and interpolation != "nearest":
                 image.save(file)
-                of_client = {"mean": colors["imagenet_mean"], "std": colors["imagenet_std"], "channels": channels}
-                steps = np.abs(found - preprocess(file, values | of_client)) * deviation
+                steps = np.abs(found - preprocess(file, values)) * 255 * np.float32(values["std"])[:, None, None]
                 assert steps.max() < 1.01
                 assert (steps > 0.5).mean() < 0.03
 

@@ -4,23 +4,19 @@ import functools
 import http.server
 import json
 import queue
-import random
 import re
 import shutil
 import subprocess
 import threading
 
 import numpy as np
-import torch
+from client_pixels import pixel_options, steps_between
 from conftest import ROOT, each_value, export_as, rotated
 from PIL import Image
 from pytest import approx, fixture, importorskip, mark, skip
 
-from configs.schema import Data
 from configs.schema.operating_point import OperatingPoint
 from datasets.decoding.decode import open_image
-from datasets.transforms.device import Normalize
-from datasets.transforms.host import eval_crop
 from utils.files import read_json
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -119,25 +115,19 @@ def test_the_input_of_the_page_is_the_input_of_an_evaluation(
     photograph = importorskip("sklearn.datasets").load_sample_image("china.jpg")
     photo = tmp_path / "photo.jpg"
     Image.fromarray(photograph).crop(box).save(photo, exif=rotated(6), quality=95, subsampling=0)
-    mean = [0.3, 0.4, 0.5][:channels]
-    std = [0.2, 0.3, 0.25][:channels]
-    values = {"image_size": size, "resize": resize, "crop_pct": crop_pct, "interpolation": interpolation}
-    of_colors = {"image_channels": channels, "imagenet_mean": mean, "imagenet_std": std}
-    data = Data.model_validate({key.upper(): value for key, value in (values | of_colors).items()})
-    page = opened({"preprocessing": values | {"mean": mean, "std": std, "channels": channels}}, "photo.jpg")
+    data, values = pixel_options(resize, size, crop_pct, interpolation, channels)
+    page = opened({"preprocessing": values}, "photo.jpg")
     found = json.loads(re.search(r'<pre id="input">(.*?)</pre>', page)[1])
     image = open_image(photo.read_bytes(), channels, str)
-    expected = Normalize(data)(eval_crop(data, image, random.Random())[None])
-    assert found["shape"] == list(expected.shape)
-    steps = (torch.tensor(found["values"]).view(expected.shape) - expected).abs() * 255 * min(std)
+    steps = steps_between(data, image, np.reshape(found["values"], found["shape"]))
     assert steps.max() < 1e-3
 
 
 @mark.slow
 def test_the_page_answers_with_probabilities_and_the_operating_point(opened, tmp_path):
     Image.new("RGB", (40, 30), (200, 30, 60)).save(tmp_path / "a.png")
-    values = {"image_size": 8, "resize": "squash", "crop_pct": 1, "interpolation": "bilinear", "channels": 3}
-    model = {"preprocessing": values | {"mean": [0.5] * 3, "std": [0.5] * 3}, "class_names": ["cat", "dog", "<b>"]}
+    _, values = pixel_options("squash", 8, 1, "bilinear")
+    model = {"preprocessing": values, "class_names": ["cat", "dog", "<b>"]}
     logits = np.float32([0.2, 1.5, -1.0])
     odds = logits[1] - np.logaddexp(logits[0], logits[2])  # of dog against the others
     for threshold, answer in ((odds - 0.01, "yes"), (odds + 0.01, "no")):

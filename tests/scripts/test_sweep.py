@@ -1,6 +1,5 @@
 """`scripts/sweep.py`: the grid, the devices, runs that fail, are interrupted and go on."""
 
-import json
 import os
 import signal
 import subprocess
@@ -45,6 +44,15 @@ sys.exit(2 if fails else 0)
 """
 
 
+def devices(number: int) -> list[dict[str, str]]:
+    return [{"CUDA_VISIBLE_DEVICES": str(device)} for device in range(number)]
+
+
+def read_all(root: Path, name: str) -> list:
+    """This file of each run of a sweep."""
+    return [read_json(path) for path in sorted(root.glob(f"*/*/{name}"))]
+
+
 @fixture
 def fake(tmp_path, monkeypatch):
     """Replaces the entry script and the report; returns the folders that are compared."""
@@ -72,14 +80,14 @@ def test_runs_are_spread_over_the_visible_gpus(monkeypatch):
     monkeypatch.setattr(sweep, "visible_gpus", lambda: 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
 
-    def devices(*counts):
+    def used(*counts):
         return [environment["CUDA_VISIBLE_DEVICES"] for environment in sweep._environments(*counts)]
 
-    assert (devices(None, None), devices(2, None), devices(2, 3)) == (["2", "5", "7"], ["2", "5"], ["2", "5", "2"])
+    assert (used(None, None), used(2, None), used(2, 3)) == (["2", "5", "7"], ["2", "5"], ["2", "5", "2"])
     with refused(r"-gpus 4: only 3 GPU"):
-        devices(4, None)
+        used(4, None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert devices(2, None) == ["0", "1"]
+    assert sweep._environments(2, None) == devices(2)
     monkeypatch.setattr(sweep, "visible_gpus", lambda: 0)
     assert len(sweep._environments(None, None)) == 1
     assert len(sweep._environments(None, 2)) == 2
@@ -87,7 +95,7 @@ def test_runs_are_spread_over_the_visible_gpus(monkeypatch):
 
 @mark.slow
 def test_a_failing_run_stops_no_other_one_and_is_resumed_by_the_same_command(tmp_path, fake, monkeypatch, capfd):
-    monkeypatch.setattr(sweep, "_environments", lambda gpus, jobs: [{"CUDA_VISIBLE_DEVICES": str(i)} for i in (0, 1)])
+    monkeypatch.setattr(sweep, "_environments", lambda *_: devices(2))
     argv = [*cli(f"-output={tmp_path} -set SEED=0..3 -set=DATA.FOLD=1"), *DIGITS]
     find = Mock(wraps=sweep.newest_runs)
     monkeypatch.setattr(sweep, "newest_runs", find)
@@ -95,13 +103,13 @@ def test_a_failing_run_stops_no_other_one_and_is_resumed_by_the_same_command(tmp
     assert find.call_count == 1  # it reads a file of each run
     printed = capfd.readouterr()
     assert printed.err == "failed: SEED=1,FOLD=1: status 2: error: the first time\n"
-    facts = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/*/argv.json"))]
+    facts = read_all(tmp_path, "argv.json")
     assert [len(facts), {device for _, device, *_ in facts}] == [4, {"0", "1"}]
     spans = sorted((began, ended) for _, _, began, ended in facts)
     assert spans[1][0] < spans[0][1] < spans[2][1]
     assert spans[3][0] > spans[0][1]  # two at a time
     assert sweep.main(argv) == 0
-    again = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/*/argv.json"))]
+    again = read_all(tmp_path, "argv.json")
     folder = fake[-1] + "/SEED=1,FOLD=1-20260101-12-00"
     assert again[1][0] == [*facts[1][0], f"-cfg={folder}/config.yaml", f"-resume={folder}"]
     assert again[:1] + again[2:] == facts[:1] + facts[2:]  # no other one ran
@@ -115,7 +123,7 @@ def test_a_failing_run_stops_no_other_one_and_is_resumed_by_the_same_command(tmp
 @mark.slow
 def test_with_minutes_the_first_run_of_each_speed_decides_the_epochs(tmp_path, fake, monkeypatch):
     """The other ones start when it has: two speeds, which three devices train at a time."""
-    monkeypatch.setattr(sweep, "_environments", lambda gpus, jobs: [{"CUDA_VISIBLE_DEVICES": str(i)} for i in range(3)])
+    monkeypatch.setattr(sweep, "_environments", lambda *_: devices(3))
     argv = [*cli(f"-output={tmp_path} -minutes=1 -set=MODEL.MLP_RATIO=2,4 -set=DATA.FOLD=0..2"), *DIGITS]
     assert sweep.main([*argv, "TRAIN.WARMUP_EPOCHS=1"]) == 0
     (root,) = tmp_path.glob("*-sweep-*")
@@ -134,8 +142,7 @@ def test_with_minutes_the_first_run_of_each_speed_decides_the_epochs(tmp_path, f
 
 def _times(folder):
     """The times at which the run began and had decided."""
-    facts = json.loads((folder / "argv.json").read_text())
-    return facts[2], (folder / "config.yaml").stat().st_mtime
+    return read_json(folder / "argv.json")[2], (folder / "config.yaml").stat().st_mtime
 
 
 def test_null_leaves_a_key_that_cannot_be_null_as_the_recipe_has_it():
@@ -171,19 +178,16 @@ def test_ctrl_c_saves_the_runs_and_the_same_command_continues(tmp_path):
     few = cli("DATA.FOLD=0 SAVE_FREQ=1 VALIDATE_FREQ=30")
     argv = [*cli(f"-output={tmp_path} -set=SEED=0,1 -jobs=2 -epochs=30"), *DIGITS, *few]
     command = [sys.executable, str(ROOT / "scripts/sweep.py"), *argv]
-
-    def states():
-        return [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/SEED=*/status.json"))]
-
     with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        while len(found := states()) < 2 or not all(status["checkpoint"] for status in found):
+        while len([one for one in read_all(tmp_path, "status.json") if one["checkpoint"]]) < 2:
             assert process.poll() is None, process.communicate()
             time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         assert process.wait() == 130, process.communicate()
-    assert "interrupted" in {status["state"] for status in states()}  # a fast one may have finished
-    for status in states():
+    ended = read_all(tmp_path, "status.json")
+    assert "interrupted" in {status["state"] for status in ended}  # a fast one may have finished
+    for status in ended:
         with raises(ProcessLookupError):
             os.kill(status["pid"], 0)
     subprocess.run(command, capture_output=True, check=True)
-    assert [status["state"] for status in states()] == ["finished"] * 2
+    assert [status["state"] for status in read_all(tmp_path, "status.json")] == ["finished"] * 2

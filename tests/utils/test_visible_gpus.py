@@ -3,8 +3,8 @@
 from unittest.mock import Mock
 
 import torch
-from conftest import cli, each_row, refused
-from pytest import fixture, mark
+from conftest import cli, each_row, each_value, refused
+from pytest import fixture
 
 import main_multi_gpu
 from configs.command_line import parse_command_line
@@ -81,7 +81,15 @@ def test_a_build_without_cuda(machine):
     assert cpu_warning(CPU) == ""
 
 
-@mark.parametrize("visible, usable", [("unset", True), ("1,-1,0", True), ("0,1,2,-1", False)])
+VISIBLE = """
+visible | usable
+unset | true
+'1,-1,0' | true
+'0,1,2,-1' | false
+"""
+
+
+@each_value(VISIBLE)
 def test_a_machine_with_two_gpus(monkeypatch, machine, visible, usable):
     machine("never called", visible)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

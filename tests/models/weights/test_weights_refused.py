@@ -15,6 +15,7 @@ from torch import nn
 from weight_files import google_arrays, paddle_state, pickled, random_vit, read, refusal, small_vit, without, written
 
 from configs.command_line import to_yaml
+from configs.yaml_io import parse_value
 from models.weights.choose import EVALUATE, FINE_TUNE
 from models.weights.fit import load_pretrained
 
@@ -181,7 +182,7 @@ def test_empty_truncated_and_foreign_files(tmp_path, ending):
     read(path)
     lengths = [0, 1, 2, 7, 8, 100, len(whole) - 1, *range(0, len(whole), len(whole) // 20)]
     contents = [whole[:length] for length in lengths] + [b"<html></html>", bytes(1000), b"\x80\x04.", b"]" * 99]
-    contents += map(pickle.dumps, (None, [1], {"model": 3}, {"model": {}}, {}, {1: 2}, {"a": "b"}))
+    contents += map(pickle.dumps, parse_value("[null, [1], {model: 3}, {model: {}}, {}, {1: 2}, {a: b}]"))
     contents += [written(tmp_path, other).read_bytes() for other in foreign]
     for content in contents:
         path.write_bytes(content)

@@ -13,6 +13,7 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 
 from configs.schema.model import Model
+from configs.yaml_io import parse_value
 from models.weights.choose import FINE_TUNE, Purpose, choose
 from models.weights.fit import load_pretrained
 from models.weights.read import read_weights
@@ -21,7 +22,7 @@ FIXTURE = Path(__file__).parents[2] / "fixtures" / "paddlevit_small"
 
 
 def small_vit(**changes) -> VisionTransformer:
-    options = {"img_size": 32, "patch_size": 8, "num_classes": 10, "embed_dim": 48, "depth": 2, "num_heads": 3}
+    options = parse_value("{img_size: 32, patch_size: 8, num_classes: 10, embed_dim: 48, depth: 2, num_heads: 3}")
     return VisionTransformer(**options | changes).eval()
 
 
