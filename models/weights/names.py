@@ -101,9 +101,8 @@ def _to_timm_layout(name: str, tensor: Tensor) -> Tensor:
 _REGNET = Family(
     timm="regnety_160",
     arguments=lambda options, data: {},
-    renames={
-        r"^stages\.(\d)\.blocks\.(\d+)\.": lambda match: f"s{int(match[1]) + 1}.b{int(match[2]) + 1}.",
-        **renames_in(r"""
+    renames=renames_in(r"""
+^stages\.(\d)\.blocks\.(\d+)\. s{1+1}.b{2+1}.
 ^stem\.0\. stem.conv.
 ^stem\.1\. stem.bn.
 \.conv(\d)\. .conv\1.conv.
@@ -112,7 +111,6 @@ _REGNET = Family(
 \.se\.conv(\d)_1x1\. .se.fc\1.
 ^head\.2\. head.fc.
 """),
-    },
 )
 _STATISTICS = {r"\._mean$": ".running_mean", r"\._variance$": ".running_var"}
 

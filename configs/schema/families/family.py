@@ -5,6 +5,7 @@ tensor names in timm. Pure data, without torch.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -76,9 +77,16 @@ Renames = Mapping[str, str | Callable[[re.Match[str]], str]]
 
 
 def renames_in(table: str) -> Renames:
-    """The renames in lines 'EXPRESSION REPLACEMENT', of which the latter may be empty."""
+    """The renames in lines 'EXPRESSION REPLACEMENT', of which the latter may be empty.
+
+    {1-2} in a replacement is the number in the first group minus 2.
+    """
     lines = [line.partition(" ") for line in table.strip().splitlines()]
-    return {expression: replacement for expression, _, replacement in lines}
+    return {expression: partial(_replacement, template) for expression, _, template in lines}
+
+
+def _replacement(template: str, match: re.Match[str]) -> str:
+    return re.sub(r"{(\d)([+-]\d)}", lambda one: str(int(match[int(one[1])]) + int(one[2])), match.expand(template))
 
 
 # timm's arguments for DROPOUT of PaddleViT's transformers.
@@ -124,11 +132,6 @@ def arguments(*keys: str, dropout: str = "", **renamed: str) -> Callable[[Model,
         return values
 
     return build
-
-
-def shifted(before: str, after: str, by: int) -> Callable[[re.Match[str]], str]:
-    """A replacement `before{N + by}after` for a pattern whose first group is the number N."""
-    return lambda match: f"{before}{int(match[1]) + by}{after}"
 
 
 @dataclass(frozen=True)

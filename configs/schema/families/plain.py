@@ -21,7 +21,6 @@ from configs.schema.families.family import (
     arguments,
     per_stage,
     renames_in,
-    shifted,
 )
 from configs.schema.model import Model
 from configs.schema.section import FROM_LIST, Count, Counts, Floats, Positive, Section, option, switch
@@ -281,7 +280,13 @@ class Convolutions(Section):
 
 def _convmixer_renames(model: "ConvMixer") -> Renames:
     head = model.cnn.depth + 5  # PaddleViT numbers the stem, the blocks, the pooling and the head together
-    return {rf"^{head}\.": "head.", r"^([0-2])\.": r"stem.\1.", r"^(\d+)\.": shifted("blocks.", ".", by=-3)}
+    return {
+        rf"^{head}\.": "head.",
+        **renames_in(r"""
+^([0-2])\. stem.\1.
+^(\d+)\. blocks.{1-3}.
+"""),
+    }
 
 
 class ConvMixer(Model):

@@ -18,7 +18,7 @@ from configs.schema.families.family import (
     Renames,
     arguments,
     per_stage,
-    shifted,
+    renames_in,
 )
 from configs.schema.model import Model
 from configs.schema.section import (
@@ -70,13 +70,13 @@ class Swin(Model):
         data={"CROP_PCT": 0.9},
         droppath=0.1,
         train={"WARMUP_EPOCHS": 20, "WARMUP_START_LR": 5e-7, "END_LR": 5e-6, "GRAD_CLIP": 5.0},
-        renames={
-            r"^patch_embedding\.patch_embed\.": "patch_embed.proj.",
-            r"^patch_embedding\.norm\.": "patch_embed.norm.",
-            r"^stages\.(\d+)\.downsample\.": shifted("layers.", ".downsample.", by=1),
-            r"^stages\.": "layers.",
-            r"^fc\.": "head.fc.",
-        },
+        renames=renames_in(r"""
+^patch_embedding\.patch_embed\. patch_embed.proj.
+^patch_embedding\.norm\. patch_embed.norm.
+^stages\.(\d+)\.downsample\. layers.{1+1}.downsample.
+^stages\. layers.
+^fc\. head.fc.
+"""),
         dropped=[r".*\.relative_position_index", r".*\.attn_mask"],
     )
 
@@ -105,15 +105,15 @@ class PVTv2(Model):
         ),
         droppath=0.1,
         train={"END_LR": 1e-5},
-        renames={
-            r"^patch_embedding1\.patch_embed\.": "patch_embed.proj.",
-            r"^patch_embedding1\.norm\.": "patch_embed.norm.",
-            r"^patch_embedding(\d)\.patch_embed\.": shifted("stages.", ".downsample.proj.", by=-1),
-            r"^patch_embedding(\d)\.norm\.": shifted("stages.", ".downsample.norm.", by=-1),
-            r"^block(\d)\.": shifted("stages.", ".blocks.", by=-1),
-            r"^norm(\d)\.": shifted("stages.", ".norm.", by=-1),
-            r"\.dwconv\.dwconv\.": ".dwconv.",
-        },
+        renames=renames_in(r"""
+^patch_embedding1\.patch_embed\. patch_embed.proj.
+^patch_embedding1\.norm\. patch_embed.norm.
+^patch_embedding(\d)\.patch_embed\. stages.{1-1}.downsample.proj.
+^patch_embedding(\d)\.norm\. stages.{1-1}.downsample.norm.
+^block(\d)\. stages.{1-1}.blocks.
+^norm(\d)\. stages.{1-1}.norm.
+\.dwconv\.dwconv\. .dwconv.
+"""),
         norm_eps={r"(.*\.)?norm[12]?": 1e-6},
     )
 
@@ -137,7 +137,7 @@ class PiT(Model):
         ),
         droppath=0.1,
         train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996},
-        renames={r"^pools\.(\d+)\.": shifted("transformers.", ".pool.", by=1)},
+        renames=renames_in(r"^pools\.(\d+)\. transformers.{1+1}.pool."),
     )
 
 
@@ -158,12 +158,17 @@ def _levit_renames(model: "LeViT") -> Renames:
         return modules[index].format("attn_downsample" if is_downsample and part == "attn" else part)
 
     return {
-        r"^patch_embed\.(\d+)\.conv\.": lambda match: f"stem.conv{int(match[1]) // 2 + 1}.linear.",
-        r"^patch_embed\.(\d+)\.norm\.": lambda match: f"stem.conv{int(match[1]) // 2 + 1}.bn.",
         r"^blocks\.(\d+)\.(attn|mlp)\b": block,
-        r"\.norm\.": ".bn.",
-        r"\.attn_biases$": ".attention_biases",
-        r"\.(proj|q)\.1\.": r".\1.ln.",
+        **renames_in(r"""
+^patch_embed\.0\. stem.conv1.
+^patch_embed\.2\. stem.conv2.
+^patch_embed\.4\. stem.conv3.
+^patch_embed\.6\. stem.conv4.
+^(stem\.conv\d)\.conv\. \1.linear.
+\.norm\. .bn.
+\.attn_biases$ .attention_biases
+\.(proj|q)\.1\. .\1.ln.
+"""),
     }
 
 
@@ -211,11 +216,11 @@ class CoaT(Model):
             "img_size embed_dims serial_depths parallel_depth mlp_ratios qkv_bias", dropout="proj_drop_rate"
         ),
         train={"WARMUP_EPOCHS": 20, "BASE_LR": 4e-3, "END_LR": 1e-5, "MODEL_EMA": True},
-        renames={
-            r"^(patch_embed|cls_token|cpe|crpe)s\.(\d)": lambda match: f"{match[1]}{int(match[2]) + 1}",
-            r"^(patch_embed\d)\.patch_embed\.": r"\1.proj.",
-            r"^serial_blocks\.(\d)\.": shifted("serial_blocks", ".", by=1),
-        },
+        renames=renames_in(r"""
+^(patch_embed|cls_token|cpe|crpe)s\.(\d) \1{2+1}
+^(patch_embed\d)\.patch_embed\. \1.proj.
+^serial_blocks\.(\d)\. serial_blocks{1+1}.
+"""),
     )
 
 
@@ -249,11 +254,11 @@ class VOLO(Model):
             dropout="pos_drop_rate",
         ),
         train={"WARMUP_EPOCHS": 3, "BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 128},
-        renames={
-            r"^patch_embed\.stem\.": "patch_embed.conv.",
-            r"^model\.": "network.",
-            r"^post_model\.": "post_network.",
-        },
+        renames=renames_in(r"""
+^patch_embed\.stem\. patch_embed.conv.
+^model\. network.
+^post_model\. post_network.
+"""),
     )
 
 
@@ -288,14 +293,19 @@ class PoolFormer(Model):
     family = Family(
         arguments=arguments(depths="layers", dims="embed_dims", layer_scale_init_values="layer_scale_init_value"),
         train={"BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 1024},
-        renames={
-            r"^patch_embed\.proj\.": "stem.conv.",
-            r"^network\.(\d+)\.proj\.": lambda match: f"stages.{(int(match[1]) + 1) // 2}.downsample.conv.",
-            r"^network\.(\d+)\.(\d+)\.": lambda match: f"stages.{int(match[1]) // 2}.blocks.{match[2]}.",
-            r"\.layer_scale_(\d)$": r".layer_scale\1.scale",
-            r"^norm\.": "head.norm.",
-            r"^head\.(weight|bias)$": r"head.fc.\1",
-        },
+        renames=renames_in(r"""
+^patch_embed\.proj\. stem.conv.
+^network\.1\.proj\. stages.1.downsample.conv.
+^network\.3\.proj\. stages.2.downsample.conv.
+^network\.5\.proj\. stages.3.downsample.conv.
+^network\.0\. stages.0.blocks.
+^network\.2\. stages.1.blocks.
+^network\.4\. stages.2.blocks.
+^network\.6\. stages.3.blocks.
+\.layer_scale_(\d)$ .layer_scale\1.scale
+^norm\. head.norm.
+^head\.(weight|bias)$ head.fc.\1
+"""),
     )
 
 
@@ -371,13 +381,13 @@ class HaloNet(Model):
         ),
         data={"IMAGE_SIZE": 256, "CROP_PCT": 0.95},
         train=_HALONET_TRAINING,
-        renames={
-            r"^stage(\d)\.blocks\.": shifted("stages.", ".", by=-1),
-            r"\.creat_shortcut\.": ".shortcut.",
-            r"\.pos_embed\.rel_(height|width)$": r".pos_embed.\1_rel",
-            r"\.post_attn\.bn\.": ".post_attn.",
-            r"^classifier\.1\.": "head.fc.",
-        },
+        renames=renames_in(r"""
+^stage(\d)\.blocks\. stages.{1-1}.
+\.creat_shortcut\. .shortcut.
+\.pos_embed\.rel_(height|width)$ .pos_embed.\1_rel
+\.post_attn\.bn\. .post_attn.
+^classifier\.1\. head.fc.
+"""),
     )
 
 
@@ -429,20 +439,17 @@ class MobileOne(Model):
         train=MOBILE_TRAINING,
         renames={
             rf"^stages\.(\d+)\.(\d+)\.({'|'.join(_PARTS)})\.": _mobileone_block,
-            r"\.attn\.reduce\.": ".attn.fc1.",
-            r"\.attn\.expand\.": ".attn.fc2.",
-            r"\.norm\.": ".bn.",
-            r"^fc\.": "head.fc.",
+            **renames_in(r"""
+\.attn\.reduce\. .attn.fc1.
+\.attn\.expand\. .attn.fc2.
+\.norm\. .bn.
+^fc\. head.fc.
+"""),
         },
     )
 
 
 _MultiplesOf8 = Annotated[tuple[Annotated[int, Field(ge=8, multiple_of=8)], ...], FROM_LIST]
-
-
-_RESIDUALS = {"1": "0.0", "2": "1.0", "3": "1.1", "4": "1.2", "5": "2.0", "6": "3.0", "7": "4.0"}
-_LAYERS = {"0": "conv1_1x1", "1": "conv2_kxk", "2": "conv3_1x1.conv", "3": "conv3_1x1.bn"}
-_CONVOLUTIONS = {"1": "conv_kxk", "2": "conv_1x1", "3": "conv_proj", "4": "conv_fusion"}
 
 
 class MobileViT(Model):
@@ -460,19 +467,28 @@ class MobileViT(Model):
         arguments=arguments("dims", transformer_dims="hidden_dims"),
         data={"CROP_PCT": 0.9},
         train=MOBILE_TRAINING,
-        renames={
-            r"^mv2_block_([1-7])\.conv\.([0-3])\.": lambda match: f"stages.{_RESIDUALS[match[1]]}.{_LAYERS[match[2]]}.",
-            r"^mvit_block_(\d)\.": shifted("stages.", ".1.", by=1),
-            r"^(stages\.\d\.1)\.transformer\.norm\.": r"\1.norm_.",
-            r"\.transformer\.layers\.": ".transformer.",
-            r"\.attn_norm\.": ".norm1.",
-            r"\.mlp_norm\.": ".norm2.",
-            r"^(stages\.\d\.1)\.conv([1-4])\.": lambda match: f"{match[1]}.{_CONVOLUTIONS[match[2]]}.",
-            r"^conv3x3\.": "stem.",
-            r"^conv1x1\.": "final_conv.",
-            r"^linear\.": "head.fc.",
-            r"\.norm\.": ".bn.",
-            r"\.norm_\.": ".norm.",
-        },
+        renames=renames_in(r"""
+^mv2_block_1\. stages.0.0.
+^mv2_block_([234])\. stages.1.{1-2}.
+^mv2_block_([567])\. stages.{1-3}.0.
+^(stages\.\d\.\d)\.conv\.0\. \1.conv1_1x1.
+^(stages\.\d\.\d)\.conv\.1\. \1.conv2_kxk.
+^(stages\.\d\.\d)\.conv\.2\. \1.conv3_1x1.conv.
+^(stages\.\d\.\d)\.conv\.3\. \1.conv3_1x1.bn.
+^mvit_block_(\d)\. stages.{1+1}.1.
+^(stages\.\d\.1)\.transformer\.norm\. \1.norm_.
+\.transformer\.layers\. .transformer.
+\.attn_norm\. .norm1.
+\.mlp_norm\. .norm2.
+^(stages\.\d\.1)\.conv1\. \1.conv_kxk.
+^(stages\.\d\.1)\.conv2\. \1.conv_1x1.
+^(stages\.\d\.1)\.conv3\. \1.conv_proj.
+^(stages\.\d\.1)\.conv4\. \1.conv_fusion.
+^conv3x3\. stem.
+^conv1x1\. final_conv.
+^linear\. head.fc.
+\.norm\. .bn.
+\.norm_\. .norm.
+"""),
         norm_eps={r"stages\.\d\.1\.norm": 1e-6},
     )
