@@ -35,6 +35,7 @@ COUNTS_FILE = "counts.csv"
 XLSX_FILE = "predictions.xlsx"
 UNKNOWN = "unknown"  # of -threshold
 THRESHOLD = "decision_threshold"
+_DECISION = ("decision", THRESHOLD)
 REVIEW = "needs_review"
 _COUNTED = ("label", "decision", "predicted")  # in the file of counts: the first of these columns, else the best class
 _THREE_DIGITS = np.array([f"{number:03}".encode() for number in range(1000)])
@@ -232,12 +233,13 @@ class Predictions:
         """A row per group: its readable images, and the mean probability of each class."""
         names, counts = np.unique(groups[results.readable], return_counts=True)
         grouped = mean_by_group(replace(results, groups=groups).calibrated.take(results.readable))
+        group, images, *others = (free_name(name, self.class_names) for name in ("group", "images", *_DECISION))
         columns = [map(safe_cell, names), counts]
         columns += [[f"{share:.6f}" for share in shares] for shares in grouped.label_probabilities.T.tolist()]
-        header = ["group", "images", *map(safe_cell, self.class_names)]
+        header = [group, images, *map(safe_cell, self.class_names)]
         if "group" in self._decides_from:
             columns += [map(safe_cell, self._decisions("group", grouped)), self._decision_thresholds("group", grouped)]
-            header += ["decision", THRESHOLD]
+            header += others
         rows = zip(*columns, strict=True)
         atomic_write(self.folder / GROUPS_FILE, table_text(header, rows))
 
@@ -315,8 +317,10 @@ class Predictions:
         return lines
 
     def _header(self, num_ranks: int) -> list[str]:
+        names = self.class_names
         if not self.options.top_k:
-            return [self.samples.column, *self.class_names, *self._columns]
+            others = [free_name(name, names) for name in (self.samples.column, *self._columns)]
+            return [others[0], *names, *others[1:]]
         columns = [f"{name}_{rank}" for rank in range(1, num_ranks + 1) for name in ("class", "probability")]
         return [self.samples.column, *columns, *self._columns, "error"]
 

@@ -312,6 +312,13 @@ def test_the_label_is_unknown_below_the_threshold(make, tmp_path, threshold, mul
     assert [len(image["predictions"]) for image in images] == [2, 0, 2]
 
 
+def test_no_column_has_the_name_of_a_class(make, tmp_path):
+    make(threshold=0.5, top_k=None, classes=("Path", "label", "emu"), json=False)
+    first, *_ = read_csv_rows(tmp_path / "predictions.csv")
+    assert [*first] == ["path (no class)", "Path", "label", "emu", "label (no class)", "target"]
+    assert (first["Path"], first["label"], first["label (no class)"]) == ("0.700000", "0.400000", "Path")
+
+
 def test_the_word_of_a_decision_is_the_name_of_no_class(make, tmp_path):
     """A line names the one of -threshold, so that the label `unknown` means the class alone."""
     (line,) = make(threshold=0.9, classes=("cat", "Unknown", "unknown (no class)")).lines
