@@ -138,8 +138,7 @@ class Trainer:
                     self.reporter.stop(progress)
                     self.state.precision.scaler.restart()
                     self._save()
-                    self.wait_until_saved()
-                    broadcast_object(None, self.context)  # the first rank that raises ends the others
+                    self._wait_on_all_ranks()
                     last = self.outputs.folder / LAST
                     raise NonFiniteGradients(f"{error} The last good weights are in {last}") from None
                 if progress.done_steps < progress.steps:  # TRAIN.MAX_STEPS ends the run inside an epoch
