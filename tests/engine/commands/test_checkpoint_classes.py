@@ -216,22 +216,18 @@ def test_merged_classes_add_their_probabilities(trained, images, tmp_path):
         assert torch.equal(kept["cat"], before[key][2])
 
 
-def test_outputs_that_are_numbers_are_merged_in_an_evaluation(images, tmp_path):
-    """Of weights of a table of numbers, which have no names."""
+def test_outputs_that_are_numbers_are_merged_in_an_evaluation(trained, images, tmp_path):
+    """Of a table of numbers, and weights without names."""
     rows = [f"{path},{CLASSES.index(path.parent.name)}" for path in sorted(images.rglob("*.png"))]
     (tmp_path / "all.csv").write_text("\n".join(["image_path,target", *rows]))
-    flags = cli(f"-dataset=csv -data_path={tmp_path / 'all.csv'} -batch_size=8 -num_workers=0")
-    root = f"DATA.IMAGE_ROOT={images}"
-    options = [*MODEL, *SIZE, *GREY, *AS_IT_IS, root, "TRAIN.NUM_EPOCHS=1"]
-    folder = train([*flags, f"-output={tmp_path / 'out'}", "-opts", *options])
+    state = torch.load(trained / "best.pth")
+    atomic_save(tmp_path / "numbers.pth", state | {"class_names": None})
+    flags = cli(f"-eval -dataset=csv -data_path={tmp_path / 'all.csv'} -pretrained={tmp_path / 'numbers.pth'} -opts")
     rename = "DATA.RENAME={0: none, 1: ill, 2: ill, 3: ill}"
-    changes = [*MODEL, f"MODEL.PRETRAINED={folder / 'best.pth'}", "EVAL.SAVE_LOGITS=true", root]
-    for name, more in (("plain", []), ("merged", [rename])):
-        run_here("-eval", *flags, f"-output={tmp_path / name}", "-opts", *changes, *more)
-    stored = np.load(only_run(tmp_path / "plain", "eval") / "evaluation/logits.npz")
-    is_ill = softmax(stored["logits"].astype(np.float64), axis=1)[:, 0] < 0.5
-    result = read_result(only_run(tmp_path / "merged", "eval"))
-    assert result["top1"] == approx(100 * accuracy_score(stored["labels"] > 0, is_ill))
+    command = parse_command_line([*flags, *MODEL, f"DATA.IMAGE_ROOT={images}", rename])
+    plan = plan_evaluation(command, CPU, RunLogger(CPU))
+    assert plan.merged == {1: [1, 2, 3]}
+    assert np.bincount(plan.samples.targets).tolist() == [20, 60]
 
 
 def test_the_data_are_merged_in_a_new_training(images, tmp_path):

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from conftest import CPU, GREY, TINY_RESNET, cli, config_for, eval_loader_for, read_result, samples_for
 from conftest import evaluate as run_evaluation
-from pytest import approx, fixture, mark
+from pytest import MonkeyPatch, approx, fixture, mark
 from timm import create_model
-from torch import Tensor, nn
+from torch import nn
 
 from configs.schema import Amp, Config
 from datasets.transforms.device import Normalize
@@ -50,39 +50,27 @@ def test_features_in_fp32_meet_a_head_in_half(cpu):
     assert np.array_equal(results.logits, head(features.bfloat16()).half().detach().numpy())
 
 
-def results_on(world_size: int, config: Config, model: nn.Module, monkeypatch) -> SampleResults:
-    """The results that `world_size` ranks have together; the ranks run one after the other, the main process last."""
-    sent: dict[int, list[Tensor]] = {}
-
-    def gather(tensor: Tensor, context: ProcessContext) -> list[Tensor] | None:
-        assert len(tensor) <= 2  # the copies of all batches take more memory than the results
-        sent.setdefault(context.rank, []).append(tensor)
-        number = len(sent[context.rank]) - 1
-        return [sent[rank][number] for rank in range(world_size)] if context.is_main else None
-
-    monkeypatch.setattr(evaluate, "_BATCHES_PER_GATHER", 2)
-    monkeypatch.setattr(evaluate, "gather_to_main", gather)
-    monkeypatch.setattr(evaluate, "gather_objects", lambda errors, context: [errors])
+def results_on(context: ProcessContext, config: Config, model: nn.Module) -> SampleResults | None:
+    """The copies of all batches take more memory than the results: two are gathered at a time."""
     (samples,) = samples_for(config, CPU, "val")
-    for rank in reversed(range(world_size)):
-        context = ProcessContext(rank, rank, world_size, world_size, CPU.device)
-        loader = eval_loader_for(config, samples, context)
+    loader = eval_loader_for(config, samples, context)
+    with MonkeyPatch.context() as patch:
+        patch.setattr(evaluate, "_BATCHES_PER_GATHER", 2)
         (results,) = evaluator_for(config, context).classify(model, loader, 3, len(loader))
-        assert (results is None) == (rank > 0)
     return results
 
 
-def test_results_are_equal_to_the_last_bit_on_any_number_of_ranks(digits, model, monkeypatch):
-    (samples,) = samples_for(digits, CPU, "val")
-    one = results_on(1, digits, model, monkeypatch)
-    assert (one.targets == samples.targets).all()
-    assert one.labels.shape == (len(samples), 3)
-    for world_size in (2, 3, 9):
-        other = results_on(world_size, digits, model, monkeypatch)
+@mark.slow
+@mark.parametrize("batch_size", [50, 200])  # 8 batches, and 2: fewer than three ranks
+def test_results_are_equal_to_the_last_bit_on_any_number_of_ranks(digits, model, ranks, batch_size):
+    config = digits.with_data(batch_size_eval=batch_size)
+    one = results_on(CPU, config, model)
+    assert one.labels.shape == (360, 3)
+    for number in (2, 3):
+        main, *others = ranks(number)(results_on, config, model)
+        assert others == [None] * (number - 1)
         for field in fields(SampleResults):
-            mine = getattr(one, field.name)
-            theirs = getattr(other, field.name)
-            assert np.array_equal(mine, theirs), field.name
+            assert np.array_equal(getattr(one, field.name), getattr(main, field.name)), field.name
 
 
 @mark.parametrize("flips", [False, True])

@@ -142,17 +142,28 @@ def test_a_goal_that_the_groups_cannot_resolve_is_told(images, goal, told):
 
 
 def test_why_there_is_no_threshold_or_no_interval():
-    """Each case has its reason: images of one kind; a goal that none reaches; weights without a threshold."""
+    """Images of one kind; weights without a threshold; a goal that none reaches; one group."""
     results = drawn(0, 2)
     chosen = point_of(specificity=0.5, is_chosen=True)
     reversed_order = replace(results, scores=2.0 * (results.targets[:, None] == [[1, 0]]).astype(np.float32))
-    cases = [results.take(np.flatnonzero(results.targets == one)) for one in (0, 1)] + [results, reversed_order]
-    whys = {figures_at(one, chosen)["sensitivity_interval_missing"] for one in cases}
-    assert len(whys) == len(cases)
-    alone = replace(results, unit="groups", groups=np.where(results.targets == 1, "a", np.arange(120).astype(str)))
-    found = figures_at(alone, chosen.model_copy(update={"threshold": 0.0}))
+    well, ill = (results.take(np.flatnonzero(results.targets == label)) for label in (0, 1))
+    whys = [figures_at(one, chosen)["sensitivity_interval_missing"] for one in (well, ill, results, reversed_order)]
+    assert whys == [
+        f"no threshold: {why}"
+        for why in (
+            "no images with ill",
+            "no images without ill",
+            "the weights have none",
+            "50% specificity is reached only with none called ill",
+        )
+    ]
+    at_zero = chosen.model_copy(update={"threshold": 0.0})
+    assert figures_at(replace(well, unit="groups"), at_zero)["sensitivity_interval_missing"] == "no groups with ill"
+    found = figures_at(
+        replace(results, groups=np.where(results.targets == 1, "a", np.arange(120).astype(str))), at_zero
+    )
     assert found["specificity_interval"]
-    assert "groups with ill" in found["sensitivity_interval_missing"]
+    assert "with ill" in found["sensitivity_interval_missing"]
 
 
 # The labels of images by descending score, the goal, the sensitivity at the point

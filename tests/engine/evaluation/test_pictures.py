@@ -38,8 +38,9 @@ def evaluator_for(context, **amp) -> Evaluator:
     return Evaluator(Normalize(Data()), precision, Strategy(), context)
 
 
-def tiny_vit(kind=VisionTransformer, pools: str = "", **options) -> nn.Module:
+def tiny_vit(is_distilled: bool = False, pools: str = "", **options) -> nn.Module:
     torch.manual_seed(0)
+    kind = VisionTransformerDistilled if is_distilled else VisionTransformer
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 2, "num_classes": 5}
     model = kind(**sizes | options).eval()
     if pools:
@@ -60,18 +61,19 @@ def layers_by_hand(model: nn.Module, images: Tensor) -> list[Tensor]:
     return layers
 
 
-KINDS = {  # options, the tokens of the output, the tokens before the patches
-    "class token": ({}, [0], 1),
-    "average": ({"global_pool": "avg", "class_token": False}, range(16), 0),
-    "registers": ({"reg_tokens": 2}, [0], 3),
-    "distilled": ({"kind": VisionTransformerDistilled}, [0, 1], 2),
-    "average with a class token": ({"pools": "avg"}, range(1, 17), 1),
-}
+# Options; the first token of the output and the one after the last; the tokens before the patches
+KINDS = """
+options | first | end | prefix
+{} | 0 | 1 | 1
+{global_pool: avg, class_token: false} | 0 | 16 | 0
+{reg_tokens: 2} | 0 | 1 | 3
+{is_distilled: true} | 0 | 2 | 2
+{pools: avg} | 1 | 17 | 1  # with a class token
+"""
 
 
-@mark.parametrize("kind", KINDS)
-def test_rollout_is_the_product_over_the_layers(kind, cpu):
-    options, outputs, prefix = KINDS[kind]
+@each_value(KINDS)
+def test_rollout_is_the_product_over_the_layers(options, first, end, prefix, cpu):
     model = tiny_vit(**options)
     images = torch.randn(2, 3, 32, 32)
     for block in model.blocks:
@@ -80,7 +82,7 @@ def test_rollout_is_the_product_over_the_layers(kind, cpu):
         product = torch.eye(16 + prefix)
         for layer in layers_by_hand(model, images):
             product = (layer.mean(1) + torch.eye(16 + prefix)) / 2 @ product
-    seen = product[:, list(outputs), prefix:].mean(1)
+    seen = product[:, first:end, prefix:].mean(1)
     low = seen.min(1, keepdim=True).values
     high = seen.max(1, keepdim=True).values
     expected = ((seen - low) / (high - low)).view(2, 4, 4)

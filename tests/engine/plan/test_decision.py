@@ -3,15 +3,19 @@
 import json
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
-from conftest import CPU, SMALL_BATCHES, cells_of, cli, evaluate, predict, refused, train
+from conftest import CPU, SMALL_BATCHES, cells_of, cli, each_value, evaluate, predict, refused, told, train
 from pytest import approx, mark
+from scipy.special import expit
 from sklearn.metrics import roc_curve
 
 from configs.command_line import parse_command_line
-from configs.schema.operating_point import Decision
+from configs.schema.operating_point import Decision, OperatingPoint
+from configs.weights import WeightsRecord
 from engine.checkpoint.weights_record import read_record
 from engine.plan.decision import MEAN, decide
 from engine.plan.evaluation import plan_evaluation
@@ -56,6 +60,13 @@ def decided_by(weights: Path, output: Path, options: str = "SEED=0") -> tuple:
         return read_json(folder / "evaluation/summary.json"), rows, saved["scores"][:, 3], saved["labels"] == 3
 
 
+def point_by(*words: str) -> tuple[OperatingPoint | None, list[str]]:
+    """What an evaluation or a prediction by these words decides by, and the line about it."""
+    command = parse_command_line([*words])
+    decision, notes = decide(command, plan_evaluation(command, CPU, RunLogger(CPU)))
+    return decision.point, told(notes, "Operating point")
+
+
 @mark.parametrize("kind, options, expected", cells_of(POINTS))
 def test_the_point_is_the_one_of_the_weights_for_their_own_logits(kind, options, expected, trained_digits):
     """Other logits, or merged ones, have none, and another goal is refused. A prediction chooses none."""
@@ -63,17 +74,19 @@ def test_the_point_is_the_one_of_the_weights_for_their_own_logits(kind, options,
     stored = read_record(str(run / "best.pth")).decision.point
     points = []
     for word in ("-eval", "-predict"):
-        command = parse_command_line([word, f"-resume={run}", "-opts", *shlex.split(options)])
-        plan = plan_evaluation(command, CPU, RunLogger(CPU))
+        words = [word, f"-resume={run}", "-opts", *shlex.split(options)]
         if expected == "refused":
             with refused(r"EVAL\.OPERATING_POINT: the weights have 90% specificity of 3"):
-                decide(command, plan)
+                point_by(*words)
         else:
-            points.append(decide(command, plan)[0].point)
+            points.append(point_by(*words))
     name = "three" if "three" in options else "3"
-    kept = stored.model_copy(update={"name": name})
-    goal = Decision(point=kept).goal
-    assert points == {"kept": [kept, kept], "to choose": [goal, None], "none": [None, None], "refused": []}[expected]
+    point = stored.model_copy(update={"name": name})
+    start = f"90% specificity, from p {expit(point.threshold):.4g} on"
+    kept = (point, [f"Operating point of {name}, from the weights: {start}"])
+    goal = (Decision(point=point).goal, [])
+    none = (None, [])
+    assert points == {"kept": [kept, kept], "to choose": [goal, none], "none": [none, none], "refused": []}[expected]
 
 
 @mark.parametrize("options, is_kept", [("SEED=0", True), ("MODEL.WEIGHTS_ENTRY=raw", False)])
@@ -88,7 +101,7 @@ def test_the_decision_of_a_training_is_of_its_logits(options, is_kept, trained_d
     if is_kept:
         assert (point["threshold"], summary["chooses_point"]) == (stored.point.threshold, False)
         assert summary["calibrated"]["temperature"] == stored.temperature
-        assert float(rows[0]["decision_threshold"]) == approx(1 / (1 + np.exp(-point["threshold"])), abs=1e-6)
+        assert float(rows[0]["decision_threshold"]) == approx(expit(point["threshold"]), abs=1e-6)
         return
     false, true, _ = roc_curve(labels, scores, drop_intermediate=False)
     assert summary["chooses_point"]
@@ -126,18 +139,49 @@ def test_the_decision_of_a_mean_is_of_its_models(trained_digits, tmp_path):
     stored = (sweep / MEAN).read_bytes()
     threshold = read_json(measured / "evaluation/summary.json")["operating_point"]["threshold"]
 
-    def decisions(output: str, *options: str) -> set[str]:
-        rows = predict(tmp_path / output, *runs, "-split=val", "-opts", "SEED=0", *options)
-        return {row.get("decision_threshold", "") for row in rows}
+    def threshold_of(option: str = "SEED=0") -> float | None:
+        """Of a prediction."""
+        point, _ = point_by("-predict", *runs, "-split=val", "-opts", option)
+        return point and point.threshold
 
-    (found,) = decisions("own")
-    assert float(found) == approx(1 / (1 + np.exp(-threshold)), abs=1e-6)
-    assert decisions("raw", "MODEL.WEIGHTS_ENTRY=raw") == decisions("flip", "EVAL.TTA=flip") == {""}
-    assert decisions("renamed", "DATA.RENAME={4: four}") == {found}
+    assert threshold_of() == threshold_of("DATA.RENAME={4: four}") == threshold
+    assert threshold_of("MODEL.WEIGHTS_ENTRY=raw") is threshold_of("EVAL.TTA=flip") is None
     evaluate(tmp_path / "without", *runs, "-opts", "EVAL.OPERATING_POINT=null")
     assert (sweep / MEAN).read_bytes() == stored
     record = sweep / "SEED=1-20260102-12-00/run.json"
     content = read_json(record)
     content["result"]["epoch"] += 1
     record.write_text(json.dumps(content))
-    assert decisions("longer") == {""}
+    assert threshold_of() is None
+
+
+# Of a mean or of one model, in a prediction or not, with EVAL.TTA; the thresholds of a model, and of the mean if they
+# have been measured; those that decide, and a part of the line about it
+SEVERAL_LABELS = """
+is_mean | predicts | tta | single | measured | thresholds | line
+false | false | none | [1.0, 2.0] | | [1.0, 2.0] |
+false | false | flip | [1.0, 2.0] | | [0.0, 0.0] | Left out
+false | false | flip | | | [0.0, 0.0] |
+true | false | none | [1.0, 2.0] | | |  # its images choose them
+true | true | none | [1.0, 2.0] | | [0.0, 0.0] | of single models
+true | true | none | | | [0.0, 0.0] |
+true | false | none | [1.0, 2.0] | [3.0, 4.0] | [3.0, 4.0] |
+true | true | none | [1.0, 2.0] | [3.0, 4.0] | [3.0, 4.0] |
+"""
+
+
+@each_value(SEVERAL_LABELS)
+def test_thresholds_of_several_labels(is_mean, predicts, tta, single, measured, thresholds, line, monkeypatch):
+    of_model, of_mean = (Decision(given and tuple(given)) for given in (single, measured))
+    monkeypatch.setattr("engine.plan.decision.read_measured", lambda runs: of_mean)
+    options = ["DATA.MULTI_LABEL=true", "LOSS.NAME=bce", "MODEL.NUM_CLASSES=2", f"EVAL.TTA={tta}"]
+    command = replace(
+        parse_command_line(["-opts", *options]), runs=[Path("sweep/run")] * is_mean, prediction=predicts or None
+    )
+    record = WeightsRecord("", {}, {"DATASET": "csv", "MULTI_LABEL": True}, ["a", "b"], decision=of_model)
+    samples = SimpleNamespace(class_names=["a", "b"], has_class_names=True)
+    decision, notes = decide(command, SimpleNamespace(config=command.config, record=record, samples=samples))
+    assert decision.thresholds == (thresholds and tuple(thresholds))
+    assert [line in note.text for note in notes if note.kind == "screen"] == ([True] if line else [])
+    sources = ["from the weights" in text for text in told(notes, "Thresholds of the classes")]
+    assert sources == ([thresholds in (single, measured)] if thresholds else [])
