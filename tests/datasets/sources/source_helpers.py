@@ -145,25 +145,35 @@ def write_set(root, images, tables, values, more="", **_):
     return paths
 
 
+def write_tar(file, paths, **texts):
+    """A shard of images of these paths. texts: by the ending of another file of each image, its content."""
+    files = {}
+    for n, path in enumerate(paths):
+        files[path] = IMAGE
+        for ending, of_images in texts.items():
+            files[path.replace("jpg", ending)] = of_images[n].encode()
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(tar_of(files))
+
+
 def write_data(root, kind, cell="{}", **splits):
     """A data set of this kind, whose splits have images with these labels; returns its options."""
     tree(root, "x/")
     for split, labels in splits.items():
         images = {f"{split}{number}.jpg": jpeg(number) for number in range(len(labels))}
-        lines = [(image, cell.format(label)) for image, label in zip(images, labels, strict=True)]
+        cells = [*map(cell.format, labels)]
         if kind == "parquet":
             table = pytest.importorskip("pyarrow").table({"image": [*images.values()], "label": labels})
             pytest.importorskip("pyarrow.parquet").write_table(table, root / f"{split}.parquet", row_group_size=3)
         elif kind == "tar":
-            files = images | {image.replace("jpg", "cls"): label.encode() for image, label in lines}
-            (root / f"{split}-0.tar").write_bytes(tar_of(dict(sorted(files.items()))))
+            write_tar(root / f"{split}-0.tar", images, cls=cells)
         else:
+            table = f"{split}.csv", "image_path,target", "{path},{label}"
+            if kind != "csv":
+                table = f"{split}_list.txt", "", "{path} {label}"
+            write_rows(root, [*images], *table, label=cells)
             for image, content in images.items():
                 (root / image).write_bytes(content)
-            if kind == "csv":
-                write_table(root / f"{split}.csv", map(",".join, lines))
-            else:
-                write_table(root / f"{split}_list.txt", map(" ".join, lines), "")
     return options(root, dataset=kind, cache_dir=str(root))
 
 

@@ -5,37 +5,39 @@ import json
 from collections import Counter
 from hashlib import blake2b, sha256
 from itertools import chain
+from pathlib import Path
 from unicodedata import normalize
 
 import numpy as np
 import torch
-from conftest import CPU, each_row, line_of, read_samples, refused, told
+from conftest import each_row, line_of, refused, told
 from pytest import fixture, mark, raises
 from safetensors.torch import save_file
-from source_helpers import IMAGE, expand, options, rows_of, tree, write_image, write_table
+from source_helpers import expand, options, read, rows_of, tree, write_image, write_rows, write_table, write_tar
 
+from configs.yaml_io import parse_value
 from datasets.sources.shared_arrays import StringPacker
-from datasets.sources.source import Wanted, source_class
 from datasets.sources.split import History, RunSplit, cut_images, hash_paths
 from engine.checkpoint.weights_record import ENTRY, exported_entry, read_split, split_to_entry
 from scripts import make_shards
-from tests.datasets.shards.tar_files import jpeg, tar_of
 
 PATHS = expand("{a,ä}/{0..9}.jpg")
 ADDED = expand("a/new{0..19}.jpg")
 
 
-def cut(paths, classes, split, known=None, groups=None, initial=None, held_out=None, **values):
+def cut(images, split, known=None, initial=None, held_out=None, **values):
+    """images: (path, class), or (path, class, group)."""
+    paths, classes, *groups = zip(*images, strict=True)
     if groups:
         values["groups"] = "(x)"
-        groups = StringPacker(groups).strings()
-    images = StringPacker(paths).strings(), np.array(classes), groups
-    return cut_images(*images, options("DIR", **values), [split], History(known, initial=initial, held_out=held_out))
+    texts, of_groups = ([StringPacker(one).strings() for one in (paths, *groups)] + [None])[:2]
+    history = History(known, initial=initial, held_out=held_out)
+    return cut_images(texts, np.array(classes), of_groups, options("DIR", **values), [split], history)
 
 
-def split_part(paths, classes, split, known=None, groups=None, **values):
+def part_of(images, split, known=None, **values):
     """The positions of a part, the messages, and the split of the run."""
-    found = cut(paths, classes, split, known, groups, **values)
+    found = cut(images, split, known, **values)
     problem = [f"DIR: {found.problem}"] if found.problem else []
     indices = np.flatnonzero(found.is_val == (split != "train"))
     return indices.tolist(), [*problem, *map(str, found.notes)], found.run_split
@@ -43,7 +45,8 @@ def split_part(paths, classes, split, known=None, groups=None, **values):
 
 def part(paths, split, known=None, **values):
     """The paths of a part, and the notes; the class is the first letter."""
-    indices, *others = split_part(paths, [ord(normalize("NFC", path)[0]) for path in paths], split, known, **values)
+    images = [(path, ord(normalize("NFC", path)[0])) for path in paths]
+    indices, *others = part_of(images, split, known, **values)
     return [paths[index] for index in indices], *others
 
 
@@ -77,8 +80,8 @@ def test_splits_of_images_with_one_label_stay():
         groups = [f"g{group}" for group in rng.integers(12, size=90)]
         paths = [f"{label}/{index}é.jpg" for index, label in enumerate(classes)]
         for values in ({"split_seed": number}, {"val_fraction": 0.3}, {"folds": 4, "fold": number % 4}):
-            for given in (None, groups):
-                digests += cut(paths, classes, "train", groups=given, **values).run_split.digest
+            for images in (zip(paths, classes, strict=True), zip(paths, classes, groups, strict=True)):
+                digests += cut(images, "train", **values).run_split.digest
     assert sha256(digests.encode()).hexdigest()[:8] == "bbe8c50e"
 
 
@@ -98,43 +101,44 @@ def test_a_run_keeps_its_list():
     assert not part(sorted(PATHS + ADDED), "val", resumed, val_fraction=0.2)[1]
 
 
-def test_images_of_the_training_are_named():
-    _, _, run = part(PATHS, "train")
-    seen = by_definition(PATHS, 2, seed=1) - by_definition(PATHS, 1)
-    val, notes, _ = part(PATHS, "val", run, split_seed=1, val_fraction=0.2)
-    assert set(val) == by_definition(PATHS, 2, seed=1)
-    assert len(notes) == 1
-    assert f"{len(seen)} of 4 image(s)" in notes[0]
-    assert "18 of 20 image(s)" in part(PATHS, "all", run)[1][0]
-    assert not part([*PATHS[:2], "a/x.jpg"], "all", run)[1]  # other data, of which some names are the same
-    for paths, known in ((["a/x.jpg", "a/y.jpg"], run), (PATHS, RunSplit(0, 0.1, ()))):  # nothing to evaluate
+# Whose training it is, images, their part, options, what the note names; of other data some names are the same
+SEEN = """
+weights | images | split | options | named
+known | all | val | {split_seed: 3, val_fraction: 0.3} | 5 of 6 image(s)
+known | all | all | {} | 18 of 20 image(s)
+known | others | all | {} |
+initial | all | val | {split_seed: 3, val_fraction: 0.3} | trained on 5 of 6 image(s)
+initial | all | val | {folds: 5, fold: 2} | of 4 image(s)
+initial | all | val | {} |
+initial | others | val | {split_seed: 3, val_fraction: 0.3} |
+"""
+
+
+@each_row(SEEN)
+def test_evaluated_images_of_the_training_are_named(weights, images, split, options, named):
+    paths = PATHS if images == "all" else [*PATHS[:5], *expand("b/{0..14}.jpg")]
+    values = parse_value(options)
+    found, notes, _ = part(paths, split, **{weights: part(PATHS, "train")[2]}, **values)
+    assert [named in note for note in notes] == [True] * bool(named)
+    if "split_seed" in values and images == "all":
+        assert set(found) == by_definition(PATHS, 3, seed=3)
+
+
+def test_without_images_to_evaluate_it_is_an_error_and_without_a_list_a_warning():
+    run = part(PATHS, "train")[2]
+    for paths, known in ((["a/x.jpg", "a/y.jpg"], run), (PATHS, RunSplit(0, 0.1, ()))):
         val, (finding, *_), _ = part(paths, "val", known)
         assert finding.startswith("DIR: ")
         assert not val
-    val, (note,), _ = part(PATHS, "val", RunSplit(5, 0.3, None), split_seed=5, val_fraction=0.3)  # without a list
+    val, (note,), _ = part(PATHS, "val", RunSplit(5, 0.3, None), split_seed=5, val_fraction=0.3)
     assert val == part(PATHS, "val", split_seed=5, val_fraction=0.3)[0]
     assert note.startswith("Warning: ")
 
 
-@mark.parametrize("split", ["val", "train"])
-def test_of_the_images_held_out_alone_the_trained_ones_are_counted(split):
-    _, _, run = part(PATHS, "train")
-    seen = by_definition(PATHS, 2, seed=1) - by_definition(PATHS, 1)
-    found = cut(PATHS, [0] * 10 + [1] * 10, split, run, split_seed=1, val_fraction=0.2)
-    assert found.num_trained == (len(seen) if split == "val" else 0)
-    assert seen
-
-
-def test_validation_images_that_initial_weights_have_seen_are_named():
-    """Other data, of which a few names are the same, are not."""
-    initial = part(PATHS, "train")[2]
-    seen = by_definition(PATHS, 2, seed=1) - by_definition(PATHS, 1)
-    other = {"initial": initial, "split_seed": 1, "val_fraction": 0.2}
-    (note,) = part(PATHS, "val", **other)[1]
-    assert f"trained on {len(seen)} of 4 image(s)" in note
-    assert not part(PATHS, "val", initial=initial)[1]
-    assert not part([*PATHS[:5], *(f"b/{number}.jpg" for number in range(15))], "val", **other)[1]
-    assert "of 4 image(s)" in part(PATHS, "val", initial=initial, folds=5, fold=2)[1][0]
+@mark.parametrize("split, number", [("val", 5), ("train", 0)])
+def test_of_the_images_held_out_alone_the_trained_ones_are_counted(split, number):
+    images = zip(PATHS, [0] * 10 + [1] * 10, strict=True)
+    assert cut(images, split, part(PATHS, "train")[2], split_seed=3, val_fraction=0.3).num_trained == number
 
 
 def read_again(run, data):
@@ -150,8 +154,8 @@ def test_the_entry_of_a_checkpoint():
     _, _, run = part([*PATHS, "a/\udcff\n.jpg"], "train", val_fraction=0.9)
     exported, saved = read_again(run, data)
     assert exported == saved == run
-    for read in (exported, saved):
-        assert np.array_equal(read.trained, run.trained)
+    for one in (exported, saved):
+        assert np.array_equal(one.trained, run.trained)
     assert read_split({}, data) == RunSplit(0, 0.9, None)
     assert read_split({ENTRY: None}, {}) == RunSplit(0, 0.1, ())
     assert read_split({ENTRY: None}, {"FOLDS": 5, "FOLD": 3}) == RunSplit(0, 0.1, (), fold=(3, 5))
@@ -182,18 +186,16 @@ def test_a_damaged_entry_is_refused(key, value):
 
 @mark.parametrize("dataset", ["folder", "csv", "tar"])
 def test_the_split_of_a_data_set_stays_without_one_image(tmp_path, dataset):
-    def held_out(first):
+    held_out = []
+    for first in (0, 1):
         names = expand("{cat,dog}/{000..019}.jpg")[first:]
-        root = tree(tmp_path / f"{dataset}{first}" / "data", *names)
-        if dataset == "csv":
-            write_table(root / "train.csv", rows_of("{path},{folder}", names))
-        if dataset == "tar":
-            (root / "train-0.tar").write_bytes(tar_of(dict.fromkeys(names, IMAGE)))
-        (samples,) = read_samples(options(root, dataset=dataset, cache_dir=str(tmp_path)), None, CPU, "val")
-        return [samples.relative_name(index, str(root)) for index in range(len(samples))]
-
-    assert held_out(1) == held_out(0)
-    assert len(held_out(0)) == 4
+        root = tmp_path / str(first) / "data"
+        write_rows(root, names, "train.csv", "path,label", "{path},{folder}")
+        write_tar(root / "train-0.tar", names)
+        (val,) = read(root, "val", dataset=dataset, cache_dir=str(tmp_path))
+        held_out.append([val.relative_name(index, str(root)) for index in range(len(val))])
+    assert held_out[0] == held_out[1]
+    assert len(held_out[0]) == 4
 
 
 def folds_of(paths, folds, known=None, **values):
@@ -251,28 +253,21 @@ def test_the_fold_of_a_run_keeps_its_list():
     assert "DATA.FOLDS 5" in part(PATHS[:12], "val", folds=5, fold=0)[1][0]  # a class has two images
 
 
-def test_folds_of_digits_and_of_data_with_splits(tmp_path, cpu):
-    digits = [source_class("digits")(Wanted(options("DIR", folds=5, fold=fold))).read for fold in range(5)]
-    counts = [np.bincount(read("val").targets) for read in digits]
-    assert np.array_equal(sum(counts), np.bincount(np.concatenate([digits[0](s).targets for s in ("train", "val")])))
+def test_folds_of_digits_and_of_data_with_splits(tmp_path):
+    digits = [read("DIR", "train", "val", dataset="digits", folds=5, fold=fold) for fold in range(5)]
+    counts = [np.bincount(val.targets) for _, val in digits]
+    assert sum(counts).tolist() == np.bincount(np.concatenate([one.targets for one in digits[0]])).tolist()
     assert np.ptp(counts, axis=0).max() <= 1
-    tree(tmp_path / "data", "{train,val}/{cat,dog}/{0..5}.jpg", "test/{cat,dog}/0.jpg")
+    tree(tmp_path, "data/{train,val}/{cat,dog}/{0..5}.jpg", "data/test/{cat,dog}/0.jpg")
     folded = options(tmp_path / "data", dataset="folder", folds=3, fold=0)
     with refused(r"DATA.FOLDS 3: .* -data_path, or"):
-        read_samples(folded, None, cpu, "train", "val")
-    assert len(read_samples(folded, None, cpu, "val")[0]) == 12  # an evaluation
+        read(folded)
+    assert len(read(folded, "val")[0]) == 12  # an evaluation
     (tmp_path / "data/val").rename(tmp_path / "empty")
-    splits = read_samples(folded, None, cpu, "train", "val", "test")
-    assert list(map(len, splits)) == [8, 4, 2]
+    assert list(map(len, read(folded))) == [8, 4, 2]
 
 
 # Groups
-
-
-def part_of(images, split, known=None, **values):
-    """As `split_part`. images: (path, class, group)."""
-    paths, classes, groups = zip(*images, strict=True)
-    return split_part(paths, classes, split, known, groups, **values)
 
 
 def groups_of(images, indices):
@@ -349,24 +344,17 @@ def test_a_new_image_of_a_held_out_group_is_validation():
     assert len(now) - 1 not in val
     assert set(resumed.held_out) == {*run.held_out, "9/new.jpg"}
     assert resumed.held_out_groups == run.held_out_groups
-    paths, classes, _ = zip(*IMAGES, strict=True)  # without GROUPS it is another split
-    notes = split_part(paths, classes, "val", run, val_fraction=0.3)[1]
+    notes = part_of([image[:2] for image in IMAGES], "val", run, val_fraction=0.3)[1]  # without GROUPS: another split
     assert any("the figures are too high: the checkpoint was trained on" in note for note in notes)
+
+
+NAMES = [path for path, *_ in IMAGES]
+PATIENTS = [group for *_, group in IMAGES]
 
 
 @fixture
 def folder(tmp_path):
-    return tree(tmp_path / "data", *(path for path, *_ in IMAGES))
-
-
-def write_images(folder, columns, cells):
-    """A table of IMAGES with these further cells."""
-    rows = [f"{path},{label},{more}" for (path, label, _), more in zip(IMAGES, cells, strict=True)]
-    write_table(folder / "train.csv", rows, f"image_path,target,{columns}")
-
-
-def read(root, groups, *splits, **values):
-    return read_samples(options(root, groups=groups, **values), None, CPU, *(splits or ("train", "val")))
+    return options(tree(tmp_path / "data", *NAMES), dataset="folder", groups=OF_NAMES)
 
 
 def assert_apart(train, val):
@@ -377,27 +365,26 @@ def assert_apart(train, val):
 
 
 def test_folders_by_expression_and_by_table(folder, tmp_path):
-    train, val = read(folder, OF_NAMES, dataset="folder")
+    train, val = read(folder)
     assert_apart(train, val)
     first, second = sorted({*val.groups})
-    assert f"2 of 8 groups are held out ('{first}', '{second}'), 6 of 24 images" in train.notes[-1].text
+    assert told(train.notes, f"2 of 8 groups are held out ('{first}', '{second}'), 6 of 24 images")
     for name in ("groups.csv", "groups.txt"):
-        table = tmp_path / name
-        table.write_text("path,group\n" + "".join(f"{path},{group}\n" for path, _, group in IMAGES))
-        assert list(read(folder, str(table), dataset="folder")[0].groups) == list(train.groups)
+        write_table(tmp_path / name, rows_of("{path},{name:.2}", NAMES), "path,group")
+        assert list(read(folder, groups=str(tmp_path / name))[0].groups) == list(train.groups)
 
 
 def test_evaluated_splits_have_groups_where_their_paths_have_them(tmp_path):
     """A test split, and a validation split that is read alone; images without a group are no error there."""
     tree(tmp_path, "train/{x,y}/p{1,2}_0.jpg", "val/{x,y}/p{2,3}_1.jpg", "test/{x,y}/p{5_2,5_3,6_4}.jpg")
     data = options(tmp_path, groups=OF_NAMES, dataset="folder")
-    train, _, test = read_samples(data, None, CPU, "train", "val", "test")
+    train, _, test = read(data)
     assert told(train.notes, "'p2'", "warning")  # is on both sides
-    (val,) = read_samples(data, None, CPU, "val")
+    (val,) = read(data, "val")
     assert Counter(test.groups) == {"p5": 4, "p6": 2}
     assert Counter(val.groups) == {"p2": 2, "p3": 2}
     tree(tmp_path, "test/x/other.jpg")
-    *_, test = read_samples(data, None, CPU, "train", "val", "test")
+    *_, test = read(data)
     assert test.groups is None
     assert len(test) == 7
 
@@ -415,56 +402,50 @@ site | csv | DATA.GROUPS site is unknown
 
 @each_row(WRONG)
 def test_wrong_groups_end_the_run(groups, dataset, error, folder):
-    write_images(folder, "patient", [group.replace("p3", "") for *_, group in IMAGES])
-    assert error in line_of(read, folder, groups, dataset=dataset)
+    patients = [group.replace("p3", "") for group in PATIENTS]
+    table = "train.csv", "image_path,target,patient", "{path},{folder},{patient}"
+    write_rows(Path(folder.data_path), NAMES, *table, patient=patients)
+    assert error in line_of(read, folder, groups=groups, dataset=dataset)
 
 
 def test_more_folds_than_groups_end_the_run(folder):
     with refused(r"DATA.FOLDS 20: .* at most 8"):
-        read(folder, OF_NAMES, dataset="folder", folds=20, fold=0)
-
-
-def write_shards(folder, without=()):
-    files = {}
-    for path, label, group in IMAGES:
-        name = path.replace("/", "-").removesuffix(".jpg")
-        content = {} if group in without else {"patient": group}
-        texts = {"jpg": jpeg(label), "cls": b"%d" % label, "json": json.dumps(content).encode()}
-        files |= {f"{name}.{ending}": text for ending, text in texts.items()}
-    folder.mkdir()
-    (folder / "data.tar").write_bytes(tar_of(files))
-    return folder
+        read(folder, folds=20, fold=0)
 
 
 def test_shards_by_field_and_an_index_without_groups(tmp_path):
     """An index without the groups is built again only when GROUPS asks for it; with them it serves both."""
-    folder = write_shards(tmp_path / "shards")
-    index = folder / "index.npz"
-    assert read(folder, None, "train", dataset="tar")[0].groups is None
+    texts = {"json": rows_of('{{"patient": "{name:.2}"}}', NAMES), "cls": rows_of("{folder}", NAMES)}
+    write_tar(tmp_path / "data.tar", NAMES, **texts)
+    given = options(tmp_path, dataset="tar")
+    index = tmp_path / "index.npz"
+    assert read(given, "train")[0].groups is None
     first = index.read_bytes()
-    train, val = read(folder, "patient", dataset="tar")
+    train, val = read(given, groups="patient")
     assert_apart(train, val)
     second = index.read_bytes()
-    read(folder, None, "train", dataset="tar")
+    read(given, "train")
     assert index.read_bytes() == second != first
-    assert list(read(folder, "patient", dataset="tar")[0].groups) == list(train.groups)
-    broken = write_shards(tmp_path / "broken", without={"p3"})
-    with refused(r"GROUPS patient: 3 of 24 .*data\.tar/1-p3_0"):
-        read(broken, "patient", dataset="tar")
+    assert list(read(given, groups="patient")[0].groups) == list(train.groups)
+    texts["json"][9:12] = ["{}"] * 3
+    write_tar(tmp_path / "data.tar", NAMES, **texts)
+    with refused(r"GROUPS patient: 3 of 24 .*data\.tar/1/p3_0"):
+        read(given, groups="patient")
 
 
 def test_make_shards_writes_the_groups(folder, tmp_path):
     """The shards keep the split; training shards can be split again by the field `group`."""
-    for path, *_ in IMAGES:
-        write_image(folder / path)
-    flags = ["-dataset=folder", f"-data_path={folder}", f"-output={tmp_path / 'out'}"]
+    for path in NAMES:
+        write_image(tmp_path / "data" / path)
+    flags = ["-dataset=folder", f"-data_path={folder.data_path}", f"-output={tmp_path / 'out'}"]
     assert make_shards.main([*flags, "-opts", f"DATA.GROUPS={OF_NAMES}"]) == 0
-    train, val = read(tmp_path / "out", "group", dataset="tar")
+    given = options(tmp_path / "out", dataset="tar")
+    train, val = read(given, groups="group")
     assert_apart(train, val)
-    assert Counter(train.groups) + Counter(val.groups) == Counter(group for *_, group in IMAGES)
+    assert Counter(train.groups) + Counter(val.groups) == Counter(PATIENTS)
     assert not told(train.notes, "val are not independent of train")
     with refused(r"GROUPS patient: .*train-000000\.tar/"):
-        read(tmp_path / "out", "patient", dataset="tar")
+        read(given, groups="patient")
 
 
 def test_a_new_training_holds_out_what_another_run_did_and_a_cut_of_the_new_images_alone():
@@ -482,10 +463,11 @@ def test_a_new_training_holds_out_what_another_run_did_and_a_cut_of_the_new_imag
     assert {path for path in renamed if path not in train and "new" not in path} == known
 
     groups = [f"old{number // 2}" for number in range(20)]
-    _, _, run = split_part(PATHS, [0] * 20, "train", groups=groups)
+    _, _, run = part_of(zip(PATHS, [0] * 20, groups, strict=True), "train")
     groups += [*(f"old{number}" for number in range(10)), *(f"new{number // 2}" for number in range(10))]
-    train, _, new = split_part(PATHS + ADDED, [0] * 40, "train", groups=groups, held_out=run)
-    held_out = {*groups} - {groups[index] for index in train}
+    images = [*zip(PATHS + ADDED, [0] * 40, groups, strict=True)]
+    train, _, new = part_of(images, "train", held_out=run)
+    held_out = {*groups} - groups_of(images, train)
     assert {name for name in held_out if name[:3] == "old"} == {*run.held_out_groups}
     assert len(held_out) == len(run.held_out_groups) + 1 == len(new.held_out_groups)
     assert part(ADDED, "train", held_out=run)[1][0].startswith("DIR: ")
