@@ -158,7 +158,6 @@ age and site | p{a,b,c}/@.jpg | meta.csv | image,age,site | {path},{n},{label} |
 a kind of each folder | {a,b,c}/@.jpg | meta.csv | image,kind | {path},{folder}{folder} | | .
 predictions | p{a,b,c}/@.jpg | predictions.csv | path,class_1,probability_1,label | {path},x,0.9,{label} | | .
 other images | p{a,b,c}/@.jpg | labels.csv | image,label | {n}.png,{label} | | .
-a test in test | {a,b}/@.png & test/test/@.png | | | | | .
 # Groups
 column of groups | @.png | labels.csv | path,label,who | {path},{label},p{value} | 1 1 1 1 2 2 2 2 3 3 3 3 | labels.csv | {columns: {group: who}}
 groups, one of both classes | @.png | labels.csv | path,label,who | {path},{label},p{value} | 1 1 2 3 2 3 4 5 4 5 6 7 | labels.csv | {columns: {group: who}}

@@ -4,7 +4,6 @@ They are kept in golden.txt. After a wanted change, `GOLDEN=write python -m pyte
 `git diff` shows which readings have changed: their data, or only their lines.
 """
 
-import json
 import os
 from functools import cache
 from hashlib import sha256
@@ -14,36 +13,32 @@ import numpy as np
 import pytest
 from conftest import CPU, values_of
 from pytest import mark
-from source_helpers import expand, options, rows_of, tree, write_table
+from source_helpers import expand, options, rows_of, tree, write_rows, write_tar
 
 from datasets.reading import read_data
 from datasets.recognition import recognize_dataset
 from datasets.sources.source import Wanted
 from datasets.sources.split import History
-from tests.datasets.shards.tar_files import tar_of
 from utils.errors import UserError
 
 FILE = Path(__file__).with_name("golden.txt")
 IMAGES = expand("{ant,bee,Cat10}/p{1..8}_{0,1}.jpg")
 
 
-def label_of(path):
-    return path.partition("/")[0]
-
-
 def table_of(root, header, row):
-    """row: the cells of an image, by its path, label, patient, split and the number of its label."""
-    words = {"label": [*map(label_of, IMAGES)], "place": [n // 16 for n in range(48)]}
-    words |= {"patient": [path.split("/")[1][:2] for path in IMAGES]}
-    words |= {"split": ["test" if n == 0 else "val" if n == 6 else "train" for n in range(12)]}
-    write_table(tree(root, *IMAGES) / "all.csv", rows_of(row, IMAGES, **words), header)
-    return {"DATA_PATH": str(root / "all.csv")}
+    """row: the cells of an image, by its path, class folder, patient, split and the number of its label."""
+    splits = ["test" if n == 0 else "val" if n == 6 else "train" for n in range(12)]
+    place = [n // 16 for n in range(48)]
+    return {"DATA_PATH": str(write_rows(root, IMAGES, "all.csv", header, row, split=splits, place=place))}
+
+
+def number_of(path):
+    return str("abC".index(path[0]))
 
 
 def lists(root):
-    tree(root, *IMAGES)
     for split, images in (("train", IMAGES[::2]), ("val", IMAGES[1::2])):
-        (root / f"{split}_list.txt").write_text("".join(f"{path} {'abC'.index(path[0])}\n" for path in images))
+        write_rows(root, images, f"{split}_list.txt", "", "{path} {label}", label=[*map(number_of, images)])
     return {"DATA_PATH": str(root), "DATASET": "imagenet2012"}
 
 
@@ -53,16 +48,11 @@ def folders(root, *parts):
 
 
 def shards(root, *splits, names=True):
-    root.mkdir()
+    texts = {"json": rows_of('{{"patient": "{name:.2}"}}', IMAGES)}
+    if not names:
+        texts["cls"] = [*map(number_of, IMAGES)]
     for split in splits:
-        files = {}
-        for path in IMAGES:
-            name = path.removesuffix(".jpg")
-            about = json.dumps({"patient": path.split("/")[1][:2]})
-            files |= {f"{name}.jpg": path.encode(), f"{name}.json": about.encode()}
-            if not names:
-                files[f"{name}.cls"] = str("abC".index(path[0])).encode()
-        (root / f"{split}-0000.tar").write_bytes(tar_of(files))
+        write_tar(root / f"{split}-0000.tar", IMAGES, **texts)
     return {"DATA_PATH": str(root), "DATASET": "tar", "CACHE_DIR": str(root)}
 
 
@@ -71,7 +61,7 @@ def parquet(root, *splits):
     files = pytest.importorskip("pyarrow.parquet")
     root.mkdir()
     for split in splits:
-        columns = {"image": [path.encode() for path in IMAGES], "label": [*map(label_of, IMAGES)]}
+        columns = {"image": [path.encode() for path in IMAGES], "label": rows_of("{folder}", IMAGES)}
         files.write_table(pa.table(columns), root / f"{split}.parquet", row_group_size=7)
     return {"DATA_PATH": str(root)}
 
@@ -81,12 +71,12 @@ LAYOUTS = {
     "folders with splits": lambda root: folders(root, "train/", "val/", "test/"),
     "folders and test": lambda root: folders(root, "train/", "test/"),
     "labels in paths": lambda root: folders(root, "") | {"LABELS": "/p(.)_"},
-    "table": lambda root: table_of(root, "path,label,patient", "{path},{label},{patient}"),
-    "table with splits": lambda root: table_of(root, "path,label,split,patient", "{path},{label},{split},{patient}"),
-    "numbers": lambda root: table_of(root, "path,label,patient", "{path},{place},{patient}"),
-    "numbers with gaps": lambda root: table_of(root, "path,label,patient", "{path},{place}7,{patient}"),
+    "table": lambda root: table_of(root, "path,label,patient", "{path},{folder},{name:.2}"),
+    "table with splits": lambda root: table_of(root, "path,label,split,patient", "{path},{folder},{split},{name:.2}"),
+    "numbers": lambda root: table_of(root, "path,label,patient", "{path},{place},{name:.2}"),
+    "numbers with gaps": lambda root: table_of(root, "path,label,patient", "{path},{place}7,{name:.2}"),
     "several labels": lambda root: (
-        table_of(root, "path,label,patient", "{path},{label}|{patient},{patient}") | {"MULTI_LABEL": True}
+        table_of(root, "path,label,patient", "{path},{folder}|{name:.2},{name:.2}") | {"MULTI_LABEL": True}
     ),
     "lists": lists,
     "shards": lambda root: shards(root, "train"),

@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 from conftest import CPU, each_row, line_of, refused, told
 from pytest import mark
-from source_helpers import answers_to, expand, groups_apart, options, read, rows_of, tree, typed, write_table
+from source_helpers import answers_to, expand, groups_apart, options, read, rows_of, tree, typed, write_table, write_tar
 
 from datasets.reading import read_data
 from datasets.sources.groups import suggest_groups
 from datasets.sources.samples import ImageFiles, listing_arrays
 from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.source import Wanted
-from tests.datasets.shards.tar_files import tar_of
 
 R = random.Random(0)
 # Names of files, see `files_of`; those of patients with the same number of each
@@ -199,8 +198,7 @@ def test_without_groups_of_other_images_the_screen_has_the_reason_alone(tmp_path
 
 
 def test_shards_have_groups_of_all_images_or_none(tmp_path):
-    files = {"a/1.jpg": b"1", "a/1.json": b'{"patient": "P1"}', "b/2.jpg": b"2", "b/2.json": b"{}"}
-    (tmp_path / "val-0.tar").write_bytes(tar_of(files))
+    write_tar(tmp_path / "val-0.tar", ["a/1.jpg", "b/2.jpg"], json=['{"patient": "P1"}', "{}"])
     read = read_data(Wanted(options(tmp_path, dataset="tar", cache_dir=str(tmp_path), groups="patient"), ("val",)), CPU)
     (text,) = told(read.notes, "no figures of groups", "screen")
     assert "1 of 2 images" in text

@@ -102,23 +102,23 @@ def test_a_run_keeps_its_list():
 
 
 # Whose training it is, images, their part, options, what the note names; of other data some names are the same
+IMAGES_OF = {"all": PATHS, "two": [*PATHS[:2], "a/x.jpg"], "five": [*PATHS[:5], *expand("b/{0..14}.jpg")]}
 SEEN = """
 weights | images | split | options | named
 known | all | val | {split_seed: 3, val_fraction: 0.3} | 5 of 6 image(s)
 known | all | all | {} | 18 of 20 image(s)
-known | others | all | {} |
+known | two | all | {} |
 initial | all | val | {split_seed: 3, val_fraction: 0.3} | trained on 5 of 6 image(s)
 initial | all | val | {folds: 5, fold: 2} | of 4 image(s)
 initial | all | val | {} |
-initial | others | val | {split_seed: 3, val_fraction: 0.3} |
+initial | five | val | {split_seed: 3, val_fraction: 0.3} |
 """
 
 
 @each_row(SEEN)
 def test_evaluated_images_of_the_training_are_named(weights, images, split, options, named):
-    paths = PATHS if images == "all" else [*PATHS[:5], *expand("b/{0..14}.jpg")]
     values = parse_value(options)
-    found, notes, _ = part(paths, split, **{weights: part(PATHS, "train")[2]}, **values)
+    found, notes, _ = part(IMAGES_OF[images], split, **{weights: part(PATHS, "train")[2]}, **values)
     assert [named in note for note in notes] == [True] * bool(named)
     if "split_seed" in values and images == "all":
         assert set(found) == by_definition(PATHS, 3, seed=3)
