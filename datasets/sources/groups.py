@@ -20,7 +20,7 @@ from configs.yaml_io import format_value, shorten
 from datasets.sources.class_names import list_names
 from datasets.sources.listing import paths_in
 from datasets.sources.path_words import of_level
-from datasets.sources.question import Answer, Question, Way, words_of
+from datasets.sources.question import words_of
 from datasets.sources.rows import Rows
 from datasets.sources.samples import ImageFiles, is_multi_hot
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
@@ -280,37 +280,24 @@ def _find_groups(listing: ImageFiles, data: Data, given: str) -> PackedStrings:
                 f"{file}:1: has no column group; it has {list_names(table.header)}; call its columns path and group"
             )
         return _groups_in(listing, table, data.data_path, {"path": "path", "label": "group"}, data)
-    if not listing.file:
-        _refuse_table_around(listing, data, given)
     known = f"one of {list_names(columns)}, " if columns else ""
     fix = f"; give {known}a table path,group or an expression (part) of the paths in {listing.root}"
     raise UserError(f"DATA.GROUPS {given} is unknown in {place}{did_you_mean(given, columns) or fix}")
 
 
-def _refuse_table_around(listing: ImageFiles, data: Data, column: str) -> None:
-    """Raises Question: a table in the folder around DATA_PATH has the column, and the images are read from there."""
-    outer = Answer(data.changed(data_path=os.path.normpath(os.path.join(data.data_path, ".."))))
-    for table in _tables_beside(listing, outer.data):
-        if column in table.header and outer.is_read:
-            problem = f"DATA.GROUPS {column}: {data.data_path} has no such column, but {table.file} has"
-            raise Question(f"{problem}; ", [Way(f"give {outer.path}", outer)])
-
-
 def _groups_beside(listing: ImageFiles, data: Data, column: str) -> PackedStrings | None:
-    """The groups by the table beside class folders that has a column, and names most images."""
-    tables = [table for table in _tables_beside(listing, data) if column in table.header]
-    found = filter(None, (_groups_in_column(listing, table, data, column) for table in tables))
-    return max(found, key=lambda groups: np.count_nonzero(np.diff(groups.ends, prepend=0)), default=None)
+    """The groups by the table in or around the class folders that has a column, and names most images."""
+    around = Path(os.path.abspath(data.data_path)).parent
+    tables = (table for table in _tables_beside(listing, data, around) if column in table.header)
+    found = [_groups_in_column(listing, table, data, column) for table in tables]
+    return max(filter(None, found), key=lambda groups: np.count_nonzero(np.diff(groups.ends, prepend=0)), default=None)
 
 
-def _tables_beside(listing: ImageFiles, data: Data) -> Iterator[Table]:
-    for folder in dict.fromkeys((Path(data.data_path), listing.root)):
+def _tables_beside(listing: ImageFiles, data: Data, *others: Path) -> Iterator[Table]:
+    for folder in dict.fromkeys((Path(data.data_path), listing.root, *others)):
         for file in paths_in(folder, "*.[ct]sv"):
-            try:
-                table = open_for(file, data)
-            except UserError:  # another encoding, or no table
-                continue
-            yield table
+            with suppress(UserError):  # another encoding, or no table
+                yield open_for(file, data)
 
 
 def _groups_in_column(listing: ImageFiles, table: Table, data: Data, column: str) -> PackedStrings | None:

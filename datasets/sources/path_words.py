@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from datasets.sources.shared_arrays import to_nfc
 
@@ -29,7 +29,7 @@ _SPLIT_OF_WORD = {
     "pred": "none", "unlab": "none", "no_label": "none",
 }  # fmt: skip
 _NEUTRAL = re.compile(
-    r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|jpe?gs?|pngs?|tfrecords?|folder|"
+    r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|jpe?gs?|pngs?|tfrecords?|folder|cases?|samples?|"
     r"seg|hidden|private|public|final|blind|unseen|external|internal|official",
     re.IGNORECASE,
 )
@@ -57,6 +57,13 @@ def word_in(name: str) -> str | None:
 def any_word_in(name: str) -> str:
     """As `word_in`, also of a name that is one of `SPLIT_WORDS`; '' without one."""
     return SPLIT_WORDS.get(name.lower()) or word_in(name) or ""
+
+
+def with_evaluation(split_of: Mapping[str, str]) -> dict[str, str]:
+    """The splits of names, where evaluation beside another name of val is test: {train,dev,eval}."""
+    of_val = {name for name, split in split_of.items() if split == "val"}
+    of_test = {name for name in of_val if "eval" in name.lower()}
+    return {**split_of, **dict.fromkeys(of_test if of_test < of_val else (), "test")}
 
 
 def hidden_splits(folders: Iterable[Sequence[str]], level: int) -> set[str]:

@@ -27,6 +27,7 @@ from datasets.sources.path_words import (
     of_level,
     split_of,
     split_of_images,
+    with_evaluation,
     word_in,
 )
 from datasets.sources.question import Answer, Question, Way, with_columns, without_empty, words_of
@@ -317,7 +318,8 @@ def _advise_renaming(names: Sequence[str]) -> list[Way]:
     lower = {*map(str.lower, names)}
     if lower <= SPLIT_NAMES.keys() or not lower <= SPLIT_WORDS.keys():
         return []
-    return [Way(f"if they are splits, rename them to {', '.join(SPLIT_WORDS[name.lower()] for name in names)}")]
+    splits = with_evaluation({name: SPLIT_WORDS[name.lower()] for name in names}).values()
+    return [Way(f"if they are splits, rename them to {', '.join(splits)}")]
 
 
 def _candidates(root: Path, levels: Levels, trainings: Sequence[str], images: Sequence[str]) -> Iterator[Path]:
@@ -335,9 +337,9 @@ def _candidates(root: Path, levels: Levels, trainings: Sequence[str], images: Se
     yield from (root / name / levels.tops[name] for name in nested)
 
 
-def notes_on_lists(root: Path, listing: ImageFiles) -> list[Note]:
+def notes_on_lists(root: Path, listing: ImageFiles, given: Path) -> list[Note]:
     """Lines on lists of splits, workbooks and MegaDetector's boxes in or beside the folders, which are not read."""
-    found = files_beside(root)
+    found = files_beside(root, given)
     _, notes = splits_beside(found, chain(listing.paths, listing.class_names), root)
     for path in found:
         if re.search(WORKBOOK, path.name):
@@ -354,6 +356,7 @@ def _other_data(root: Path, images: Sequence[str]) -> list[Way]:
     lists = [path for path in files_beside(root) if _may_name(path, stems) or re.search(WORKBOOK, path.name)]
     walked = (Path(folder, name) for folder, _, names in FoundFiles(root).walk(root) for name in names)
     lists = lists or [*islice((path for path in walked if path.suffix == ".json"), 1)]  # of a single image
+    lists.sort(key=lambda path: any_word_in(path.stem) in ("val", "test"))
     move = Way("move the images of each class into one folder (docs/data.md#labels-of-folders)")
     folders = dict.fromkeys(path.partition("/")[0] for path in images)
     held_out = [name for name in folders if split_of_images(name) in ("val", "test")]

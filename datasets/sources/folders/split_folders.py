@@ -26,7 +26,15 @@ from datasets.sources.folders.class_folders import (
 )
 from datasets.sources.folders.labels import LabelledPaths, note_on_splits
 from datasets.sources.groups import suggest_groups
-from datasets.sources.path_words import SPLIT_NAMES, any_word_in, hidden_splits, split_of_images, word_in
+from datasets.sources.path_words import (
+    SPLIT_NAMES,
+    SPLIT_WORD,
+    any_word_in,
+    hidden_splits,
+    split_of_images,
+    with_evaluation,
+    word_in,
+)
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.source import Source, Wanted, without_labels
@@ -41,6 +49,7 @@ _ID = re.compile(r"(?i)[\da-f-]{16,}|\D*(\d+\D+){2}\d.*")  # a checksum, a UUID,
 _SIZE = re.compile(r"(?i)\d+ ?x ?\d+")  # 2x4 3001, a brick
 _CLASS = re.compile("(?i)class|categor|label|type|grade|stage|level")
 _ALL_IMAGES = re.compile("(?i)(all|jpe?g|original|png|raw)?[ _-]*(images?|imgs?)")
+_OF_IMAGES = re.compile("(?i)(?<![a-z])(images?|imgs?)(?![a-z])")
 _MAX_SHOWN = 3  # folders and names in an error
 
 
@@ -158,7 +167,8 @@ class SplitFolders:
         self.top = Folder(given)
         self.root = self.top.path
         names, _ = list_folder(self.root)
-        self.all = [Folder(self.root, name, word_in(name) or "") for name in names]
+        words = with_evaluation({name: word_in(name) or "" for name in names})
+        self.all = [Folder(self.root, name, word) for name, word in words.items()]
         self.marked = [folder for folder in self.all if folder.word]
         if is_confirmed and not _are_splits(self.marked):
             self.marked = [folder for folder in self.marked if folder.is_named]
@@ -246,10 +256,13 @@ class SplitFolders:
         if self.is_confirmed:
             is_split = is_split and bool(self.sharing(train))
             return is_split or not all(folder.is_named for folder in self.marked)
-        words = {folder.word for folder in self.all}
-        if is_split or ("" not in words and len(words) > 1):
+        have_words = len(self.marked) == len(self.all) > 1
+        rests = [SPLIT_WORD.sub("", folder.name) for folder in classes if folder.word]  # of box_train, box_test: equal
+        if is_split or have_words or len({*rests}) < len(rests):
             return True
-        if len(classes) > 1 and any(_ALL_IMAGES.fullmatch(folder.name) for folder in classes):
+        names = [folder.name for folder in classes]
+        of_images = [*filter(_OF_IMAGES.search, names)]  # images_original, images_compressed
+        if len(of_images) > 1 or (len(names) > 1 and any(map(_ALL_IMAGES.fullmatch, names))):
             return True
         # Without labels, or with the word of a split and words as images or set alone
         return any(one.word == "none" or split_of_images(one.name) for one in classes if one != train)
@@ -271,7 +284,7 @@ class SplitFolders:
         if folder != train:
             known = [*map(to_nfc, list_folder(train, excluded)[0])]
         listing = read_class_folders(folder, excluded, known)
-        listing.notes[:0] = [*self._notes_on_folders(unread), *notes_on_lists(self.root, listing)]
+        listing.notes[:0] = [*self._notes_on_folders(unread), *notes_on_lists(self.root, listing, self.given)]
         return listing
 
     def error_of(self, listing: ImageFiles, trains: bool) -> UserError | None:

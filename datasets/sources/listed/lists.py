@@ -280,7 +280,15 @@ def _reader_of_labels(
         return _known_labels
     texts = ["\n".join(chain.from_iterable(one.target_ids)) for one in (train_rows, rows)]
     separator = next((mark for text in texts for mark in "|;," if mark in text), None)
+    if not separator and _are_phrases(train_rows):
+        separator = "\n"
     return lambda target: split_labels("".join(target), separator)
+
+
+def _are_phrases(rows: TableRows) -> bool:
+    """Whether labels have several words, and few words recur: Lung Opacity, No finding."""
+    words = {word for target in rows.target_ids for word in "".join(target).split()}
+    return len(words) > len(rows.target_ids) and not any(map(str.isdigit, words))
 
 
 def _known_labels(target: Iterable[str]) -> list[str]:

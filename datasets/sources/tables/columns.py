@@ -11,7 +11,14 @@ from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.images import is_image_name
 from datasets.sources.class_names import list_names
-from datasets.sources.path_words import SPLIT_NAMES, SPLIT_WORD, SPLIT_WORDS, any_word_in, hidden_splits
+from datasets.sources.path_words import (
+    SPLIT_NAMES,
+    SPLIT_WORD,
+    SPLIT_WORDS,
+    any_word_in,
+    hidden_splits,
+    with_evaluation,
+)
 from datasets.sources.question import PLACEHOLDER, Question, Way, on_all_rows, with_columns
 from datasets.sources.tables.cells import (
     NO_LABELS,
@@ -53,7 +60,7 @@ _NO_LABEL = re.compile(  # of a person, a place, a device, an image; also as Cel
     "city|view.*|orientation|side|laterality|format|source|license|url|quality|count|index|unnamed.*)?"
 )
 _MAYBE_SPLITS = {"dataset", "fold", "phase", "usage", "mode", "part", "stage"}
-_SPLIT_FLAG = re.compile("(?:is)?(train|val|test)(?:ing|id|idation)?(?:image|img|sample|set|split)?")
+_SPLIT_FLAG = re.compile("(?:is)?(?:in)?(train|val|test)(?:ing|id|idation)?(?:image|img|sample|set|split)?")
 _MAX_SEEN = 10_000  # folders in memory
 Values = Mapping[str, Collection[str]]  # of each column
 _NAME_OF_SPLITS = re.compile(
@@ -196,7 +203,7 @@ class _Folders:
         """
         for level, words in sorted(self._words.items()):
             others = self._others[level]
-            split_of = {name.lower(): any_word_in(name) for name in words}
+            split_of = with_evaluation({name.lower(): any_word_in(name) for name in words})
             recurring = others & self._inner[level]
             kinds = {_beside_word(name) for name in words} - {""}  # train station and test strip are no splits
             are_clear = len(kinds) < 2 and (
@@ -423,7 +430,7 @@ def _parts_of(values: Iterable[str]) -> dict[str, list[str]]:
 def splits_of(name: str, values: Collection[str]) -> dict[str, str]:
     """The split of each value, in lower case; empty if they are not of splits."""
     lower = {value.lower() for value in values}
-    split_of = {value: SPLIT_WORDS[value] for value in lower & SPLIT_WORDS.keys()}
+    split_of = with_evaluation({value: SPLIT_WORDS[value] for value in lower & SPLIT_WORDS.keys()})
     if len(split_of) == len(lower):
         return split_of
     flag = _SPLIT_FLAG.fullmatch(_plain(name))

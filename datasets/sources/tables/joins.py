@@ -9,7 +9,7 @@ from pathlib import Path
 
 from configs.schema import Data
 from datasets.sources.listing import files_with, paths_in
-from datasets.sources.path_words import SPLIT_NAMES, split_of, word_in
+from datasets.sources.path_words import SPLIT_NAMES, any_word_in, split_of
 from datasets.sources.question import Question, on_all_rows
 from datasets.sources.samples import ImageFiles, spread
 from datasets.sources.tables.columns import splits_of
@@ -21,6 +21,8 @@ from utils.notes import Note
 TWO_TABLES = "docs/data.md#joined-tables makes one table"
 _MAX_NAMES = 1000  # whose words are searched
 _BESIDE = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt", ".xlsx", ".xls", ".ods")
+_OF_TABLES = re.compile(r"(?i)meta|label|split|partition|anno|list|csv|eval")  # the name of a folder
+_MOST = 20  # tables, or folders for them, in a folder: more are of single images
 _MAX_SHOWN = 3  # lists
 _PART_BYTES = 16384  # four parts of a file
 _FEWEST = 10  # images that it names, of a longer one
@@ -79,14 +81,20 @@ def check_splits_beside(listing: ImageFiles, table: Table, data: Data) -> list[N
     return notes
 
 
-def files_beside(root: Path) -> list[Path]:
-    """The tables, lists, workbooks and .json files in `root`, in the folders in it, and near it."""
-    found = []
+def files_beside(root: Path, given: Path | None = None) -> list[Path]:
+    """The tables, lists, workbooks and .json files in `root`, in the folders in it, and near it.
+
+    given: DATA_PATH around `root`, and the folders for tables in it, as Data-split/COVID.
+    """
+    outer = given or root
     near = (Path(os.path.normpath(root / name)) for name in ("", "..", "../meta", "../labels", "../val"))
-    for folder in (*near, *paths_in(root, "[!.]*/")):
+    of_tables = [folder for folder in paths_in(outer, "[!.]*/") if _OF_TABLES.search(folder.name)]
+    inner = chain.from_iterable(paths_in(folder, "[!.]*/")[:_MOST] for folder in of_tables)
+    found = list[Path]()
+    for folder in dict.fromkeys((*near, *paths_in(root, "[!.]*/"), outer, *of_tables, *inner)):
         with suppress(OSError):
             names = files_with(folder, _BESIDE)
-            found += [folder / name for name in names] if len(names) <= 20 else []  # more are of single images
+            found += [folder / name for name in names if len(names) <= _MOST]
     return found
 
 
@@ -102,15 +110,16 @@ def splits_beside(
     stems = set[str]()
     for file in files:
         others, is_table = _columns_beside(file)
-        is_list = word_in(file.stem) in SPLIT_NAMES
-        if not (is_table or is_list):
+        is_split = "split" in file.stem.lower()
+        is_list = any_word_in(file.stem) in SPLIT_NAMES
+        if not (is_table or is_list or is_split):
             continue
         stems = stems or {*map(stem_of, names)}
-        named = stems.intersection(map(stem_of, chain(*others)))
-        is_named = bool(named) and len(named) >= min(_FEWEST, len(others[0]) - 1)
+        columns = [{*map(stem_of, column)} for column in others]
+        is_named = any(len(stems & column) >= min(_FEWEST, len(column) / 2) for column in columns)
         if is_table and is_named:
             tables.append(file)
-        elif is_list and (is_named or "split" in file.stem):  # perhaps of the numbers of images
+        elif is_named or (is_list and is_split):  # perhaps of the numbers of images
             lists.append(str(file))
     text = f"{place}: lists of splits are not read: {', '.join(lists[:_MAX_SHOWN])}"
     fix = f"docs/data.md#lists-of-splits{page} makes a table of them"

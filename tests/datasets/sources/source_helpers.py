@@ -120,7 +120,7 @@ def rows_of(row, paths, **values):
 
 def write_table(path, rows, header="image_path,target", encoding="utf-8"):
     """A table in text, perhaps without a header. rows: lines with the cells of each."""
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join([*filter(None, [header]), *rows, ""]), encoding)
 
 

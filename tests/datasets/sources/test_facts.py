@@ -150,6 +150,7 @@ recurring names | images/ST{1,2,3}/@.jpg | labels.csv | station,file,species | {
 recurring names, images | images/ST{1,2,3}/@.jpg | labels.csv | station,file,species | {parent},{name},{label} | | images
 recurring names, table | images/ST{1,2,3}/@.jpg | labels.csv | station,file,species | {parent},{name},{label} | | labels.csv
 recurring names, no label's name | images/ST{1,2,3}/@.jpg | labels.csv | station,file,grade | {parent},{name},{label} | | labels.csv
+lists of images alone | images/@.jpg | {value}.txt | | {name} {is_x} | train val test | . | {dataset: folder}
 lists of both splits | {train,val}/@.jpg | {folder}_list.txt | | {path} {is_x} | | . | {dataset: folder}
 each column that may be the label | site{1,2,3}/@.jpg | images.csv | filename,location,class,species,common_name,class_id | \
     {path},gs://x/{path},{value} | Mammalia,vulpes,Fox,0 Mammalia,capreolus,Deer,1 Aves,corone,Crow,2 | .
@@ -197,6 +198,14 @@ lists of paths beside | {a,b}/photo@.jpg | test_list.txt | | {path} | | .
 lists beside the folder of images | images/{a,b}/photo@.jpg | test_list.txt | | {last2} | | .
 lists of stems beside the folder of images | images/{a,b}/photo@.jpg | test_list.txt | | {stem} | | .
 a text beside | {a,b}/photo@.jpg | test_list.txt | | pytest==9 | | .
+a log beside | {a,b}/photo@.jpg | train_log.txt | | {value} | photo0 1 2 3 | .
+lists beside DATA_PATH | images/{a,b}/photo@.jpg | splits/test_list.txt | | {name} | | images
+TrashNet | G/G/{a,b}/photo@.jpg | one-indexed-files_test.txt | | {name} 1 | | .
+DeepFashion | Img/img/{a,b}/photo@.jpg | Eval/list_eval_partition.txt | | img/{last2}  test | | .
+COVID-CT | images/{a,b}/photo@.jpg | Data-split/COVID/testCT_COVID.txt | | {name} | | .
+WikiArt | wikiart/{a,b}/photo@.jpg | wikiart_csv/style_val.csv | | "{last2},1" | | .
+VireoFood-172 | ready/{a,b}/photo@.jpg | SplitAndIngreLabel/TE.txt | | /{last2} | | .
+Kvasir-Capsule | labelled_images/{a,b}/photo@.jpg | official_splits/split_1.csv | filename,label | {name},{parent} | | .
 """
 
 

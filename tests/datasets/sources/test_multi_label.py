@@ -6,9 +6,19 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, config_for, eval_loader_for, read_samples, refused, samples_for, told, train_batches_for
+from conftest import (
+    CPU,
+    config_for,
+    each_row,
+    eval_loader_for,
+    read_samples,
+    refused,
+    samples_for,
+    told,
+    train_batches_for,
+)
 from pytest import fixture, mark
-from source_helpers import assert_refused, options, read, typed, write_image, write_table
+from source_helpers import assert_refused, options, read, tree, typed, write_image, write_table
 
 from datasets.batch import PADDING
 from datasets.sources.listed.lists import Tables, split_labels
@@ -58,6 +68,28 @@ def test_an_image_has_the_labels_of_all_its_rows(tmp_path):
     assert [train.paths[index] for index in range(len(train))] == ["a.png", "b.png", "c.png", "b.png"]
     assert bits_of(train) == "011 100 101 100"  # boar, deer, fox
     assert any("3 rows add labels" in str(note) for note in train.notes)
+
+
+# The labels of a, b, b, c; the classes
+WORDS = """
+labels | classes
+No finding, Lung Opacity, Other lesion, No finding | Lung Opacity,No finding,Other lesion
+ILD, Lung Opacity, Lung lesion, No finding | ILD,Lung Opacity,Lung lesion,No finding
+haze road, haze, road haze, road | haze,road
+clear road, clear water, clear haze, haze road | clear,haze,road,water
+haze, haze fog, haze road, water | fog,haze,road,water
+51 616, 734 13, 5, 147 | 5,13,51,147,616,734
+"""
+
+
+@each_row(WORDS)
+def test_labels_of_several_words_few_of_which_recur(labels, classes, tmp_path):
+    """VinBigData; of Planet and iMet white space separates the labels."""
+    rows = [f"{name}.png,{label}" for name, label in zip("abbc", labels.split(", "), strict=True)]
+    for split in ("train", "val"):
+        write_table(tree(tmp_path, "{a,b,c}.png") / f"{split}.csv", rows)
+    train, *_ = read(tmp_path, dataset="csv", multi_label=True)
+    assert ",".join(train.class_names) == classes
 
 
 def test_a_label_that_says_that_there_is_none_is_named_until_it_is_none(tables):

@@ -14,6 +14,7 @@ split | train train train holdout | 15 0 5 |
 split | holdout holdout holdout train | 5 0 15 |
 split | tr tr tr te | 15 0 5 |
 split | tr tr va te | 10 5 5 |
+split | train train validation evaluation | 10 5 5 |
 split | 0 0 0 1 | 15 0 5 | 1
 split | pool pool pool labeled_train | 15 0 5 | labeled_train
 split | train train x9 x9 | 10 0 10 | x9

@@ -59,7 +59,7 @@ given columns | x,y | {path},{label} | {path: x, label: y} | 26 4
 split | file,label,split | {path},{label},{split} | | 18 6 6
 data set | file,label,data set | {path},{label},{SPLIT} | | 18 6 6
 is_valid | file,label,is_valid | {path},{label},{is_val} | | 24 6
-is_train | file,label,is_train | {path},{label},{is_train} | | 18 12
+is_train | file,label,in_train | {path},{label},{is_train} | | 18 12
 known by its values | file,label,known | {path},{label},{split} | | 18 6 6
 given | file,label,given,set | {path},{label},{split},{back} | {split: given} | 18 6 6
 site | file,label,site | {path},{label},{site} | {split: {column: site, test: [süd], val: [7]}} | 18 6 6

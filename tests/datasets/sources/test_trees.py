@@ -27,6 +27,8 @@ flat test | train/{a,b} test | a b | 6 2 | 0
 files beside classes | train/{a,b} val/{a,b} train raw train/.cache | a b | 8 8 | 1
 STL-10 | {train,test}/{a,b} unlabeled | a b | 6 2 8 | 0
 holdout | {train,holdout}/{a,b} | a b | 6 2 8 | 0
+Food-11 | {training,validation,evaluation}/{bread,egg} | bread egg | 8 8 8 | 0
+dev and eval | {train,dev,eval}/{a,b} | a b | 8 8 8 | 0
 camel | {ImgTrain,ImgTest}/{a,b} | a b | 6 2 8 | 0
 classes beside splits | {a,b} {validation,Test}/{a,b} predictions | a b | 8 8 8 | 0
 classes of classes | colon/{aca,n} lung/{aca2,n2,scc} | colon lung | 18 2 | 0
@@ -98,6 +100,11 @@ Flowers-102 | jpg {imagelabels,setid}.mat! |  | torchvision/NAME
 two trainings | {images_train,masks_train,images_test}/{a,b} | images_train masks_train |
 a bare holdout | {a,b} hold-out |  | ALL; move 'hold-out' out of
 a hidden test | {a,b} hidden_test |  | ALL
+IQ-OTH NCCD | {benign,normal,Test}_cases |  | ALL; move 'Test_cases' out of
+HAM10000, official test | HAM10000_images_part_{1,2} HAM10000_segmentations ISIC2018_Task3_Test_Images |  | ALL
+copies of all images | images_{original,compressed} |  | ALL
+Market-1501 | bounding_box_{train,test} query gt_bbox |  | ALL
+EyePACS, resized | {resized_train,resized_train_cropped} |  | ALL
 short words of splits | {tr,te}/{a,b} | tr | rename them to t
 noisy | {train_clean,train_noisy,test}/{a,b} | train_clean train_noisy |
 a train of two kinds | bus car train/{steam,electric} | train | ALL
