@@ -9,6 +9,7 @@ from conftest import (
     TINY_VIT,
     assert_same_run,
     assert_same_state,
+    cli,
     config_for,
     eval_loader_for,
     noise_folder,
@@ -46,11 +47,11 @@ def image_folder(tmp_path) -> Path:
 
 
 def argv_for(image_folder: Path, output: Path, *options: str) -> list[str]:
-    chance = ["TRAIN.MIXUP_ALPHA=0.8", "MODEL.DROPOUT=0.1", "DATA.AFFINE_DEGREES=9", "TRAIN.SMOOTHING=0.1"]
-    return [
-        "-dataset=folder", f"-data_path={image_folder}", "-batch_size=4", "-accum_iter=2", "-num_workers=0",
-        f"-output={output}", "-opts", *TINY_VIT, *GREY, *chance, "DATA.ON_BAD_IMAGE=skip", *options,
-    ]  # fmt: skip
+    flags = cli(
+        f"-dataset=folder -data_path={image_folder} -batch_size=4 -accum_iter=2 -num_workers=0 -output={output}"
+    )
+    chance = cli("DATA.NUM_WORKERS=0 TRAIN.MIXUP_ALPHA=0.8 MODEL.DROPOUT=0.1 DATA.AFFINE_DEGREES=9 TRAIN.SMOOTHING=0.1")
+    return [*flags, "-opts", *TINY_VIT, *GREY, *chance, "DATA.ON_BAD_IMAGE=skip", *options]
 
 
 def assert_lists_each_once(folder: Path):
@@ -60,15 +61,12 @@ def assert_lists_each_once(folder: Path):
 
 
 def test_its_position_is_padding_and_the_other_images_are_unchanged(image_folder, tmp_path, cpu):
-    def batches(*options):
-        config = config_for(*argv_for(image_folder, tmp_path, *options))
-        (samples,) = samples_for(config, cpu, "train")
-        return list(train_batches_for(config, samples, cpu))
-
-    skipping = batches()
-    for name in BAD:
-        Image.new("L", (20, 24), 99).save(image_folder / "train" / name)
-    repaired = batches()
+    config = config_for(*argv_for(image_folder, tmp_path))
+    skipping, repaired = [], []
+    for batches in (skipping, repaired):
+        batches += train_batches_for(config, *samples_for(config, cpu, "train"), cpu)
+        for name in BAD:
+            Image.new("L", (20, 24), 99).save(image_folder / "train" / name)
     assert sum(len(batch.bad) for batch in skipping) == 2 * len(BAD)
     for one, other in zip(skipping, repaired, strict=True):
         assert not other.bad

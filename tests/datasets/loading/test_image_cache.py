@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from conftest import assert_same_state, config_for, samples_for, slow, train_batches_for
+from conftest import assert_same_state, cli, config_for, samples_for, slow, train_batches_for
 from pytest import MonkeyPatch, fixture, mark, raises
 
 from datasets.loading import image_cache
@@ -61,10 +61,9 @@ def batches(context, root: Path, workers: int, cache: str) -> tuple[list, list[l
 
     Crops have as few columns as one, or the whole height.
     """
-    config = config_for(
-        "-dataset=folder", f"-data_path={root}", "-batch_size=2", f"-num_workers={workers}", "-image_size=32", "-opts",
-        "TRAIN.NUM_EPOCHS=2", "DATA.ON_BAD_IMAGE=skip", "DATA.RANDOM_CROP_RATIO=[0.004, 4]", f"DATA.CACHE={cache}",
-    )  # fmt: skip
+    flags = f"-dataset=folder -data_path={root} -batch_size=2 -num_workers={workers} -image_size=32 -opts"
+    options = f"TRAIN.NUM_EPOCHS=2 DATA.ON_BAD_IMAGE=skip DATA.RANDOM_CROP_RATIO=[0.004,4] DATA.CACHE={cache}"
+    config = config_for(*cli(f"{flags} {options}"))
     splits = samples_for(config, context, "train", "val")
     cache_images(splits, config.data, 2 * len(splits[0]), context)
     found = []
@@ -136,7 +135,7 @@ def test_a_cache_stops_growing_where_memory_is_scarce(root, cpu, monkeypatch):
 
 @mark.parametrize("reads, cache", [(len(FILES), "auto"), (10**6, "false")])
 def test_a_run_that_reads_no_image_twice_has_no_cache(root, cpu, reads, cache):
-    config = config_for("-dataset=folder", f"-data_path={root}", "-batch_size=2", "-opts", f"DATA.CACHE={cache}")
+    config = config_for(*cli(f"-dataset=folder -data_path={root} -batch_size=2 -opts DATA.CACHE={cache}"))
     (samples,) = samples_for(config, cpu, "train")
     assert cache_images([samples], config.data, reads, cpu) is None
     assert samples.cache is None

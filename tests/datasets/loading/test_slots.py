@@ -5,9 +5,8 @@ import gc
 import math
 import pickle
 import weakref
-from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
-from types import SimpleNamespace
+from unittest.mock import MagicMock, call
 
 import torch
 from conftest import assert_same_state, config_for, refused, samples_for, train_batches_for
@@ -122,31 +121,27 @@ def batches_on(context: ProcessContext, *flags: str):
 
 def test_a_batch_is_used_after_its_copies(monkeypatch):
     """Stands for a GPU: streams and copies are recorded. The next batch is copied while this one is in use."""
-    events = []
+    cuda = MagicMock()
 
     def copy(tensor, device, non_blocking):
-        events.append("copy" if non_blocking else "blocking copy")
+        cuda.copy(non_blocking)
         return tensor.clone()
 
-    @contextmanager
-    def on_stream(stream):
-        events.append("copy stream")
-        yield
-        events.append("main stream")
-
-    stream = SimpleNamespace(wait_stream=lambda other: events.append("wait"))
-    event = SimpleNamespace(record=lambda: events.append("copied"))
-    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event if enable_timing else None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setattr(torch.cuda, "stream", on_stream)
+    for name in ("Event", "Stream", "current_stream", "stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
     monkeypatch.setattr(Tensor, "to", copy)
-    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: events.append("record"))
-    batch = next(batches_on(ProcessContext(0, 0, 1, 1, torch.device("cuda:0")), "-num_workers=0"))
-    assert batch.copied is event
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: cuda.record_stream())
+    batches = batches_on(ProcessContext(0, 0, 1, 1, torch.device("cuda:0")), "-num_workers=0")
+    cuda.reset_mock()
+    batch = next(batches)
+    assert batch.copied is cuda.Event(enable_timing=True)
     assert batch.images.shape == (4, 3, 16, 16)
     assert set(batch.drawn) == {"affine", "erase"}
-    assert events == ["copy stream", *["copy"] * TENSORS, "copied", "main stream", "wait", *["record"] * TENSORS]
+    events = [name for name, *_ in cuda.mock_calls]
+    in_stream = ["stream", "stream().__enter__", *["copy"] * TENSORS, "Event().record", "stream().__exit__"]
+    waits = ["current_stream().wait_stream", *["record_stream"] * TENSORS]
+    assert events == ["current_stream", "Event", *in_stream, *waits, "Event"]
+    assert cuda.copy.call_args == call(True)
 
 
 @mark.gpu

@@ -171,9 +171,9 @@ def test_a_server_that_signed_its_own_certificate_is_refused_at_once_with_the_va
     """Who reads from a machine of the own network waited for 48 s, and was sent to check the network."""
     key = tmp_path / "key.pem"
     certificate = tmp_path / "certificate.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate]
-    extensions = ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]
-    subprocess.run([*command, "-subj", "/CN=x", *extensions], check=True, capture_output=True)
+    extensions = "-addext subjectAltName=IP:127.0.0.1 -addext basicConstraints=critical,CA:FALSE"
+    command = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -subj /CN=x {extensions}"
+    subprocess.run(command.split(), check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     server.socket = context.wrap_socket(server.socket, server_side=True)

@@ -36,16 +36,13 @@ def test_normalization_equals_torchvisions():
 def test_affine_map_has_its_probability():
     affine = RandomAffine(Data(AFFINE_DEGREES=15.0, AFFINE_PROB=0.25))
     rng = random.Random(0)
-    drawn = [affine.draw(rng) for _ in range(2000)]
-    unchanged = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
-    assert 0.22 < sum(matrix != unchanged for matrix in drawn) / 2000 < 0.28
-    images = torch.rand(1, 3, 9, 9) * 255
-    (matrix,) = affine.collate([unchanged])
-    assert torch.allclose(affine(images, matrix), images, atol=1e-3)
+    drawn = [affine.draw(rng) != [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]] for _ in range(2000)]
+    assert sum(drawn) / 2000 == approx(0.25, abs=0.03)
 
 
 MAPS = """
 degrees | shift | zoom | width
+0 | 0 | 1 | 48
 0 | 0 | 1.5 | 48
 20 | 0.1 | 0.8 | 48
 20 | 0 | 1 | 36
@@ -56,13 +53,9 @@ degrees | shift | zoom | width
 def test_affine_map_equals_torchvisions(degrees, shift, zoom, width):
     """One drawn map, against torchvision's affine with the same angle, shift and zoom."""
 
-    class Fixed(random.Random):
-        def uniform(self, low, high):
-            return high
-
     options = {"IMAGE_SIZE": [48, width], "AFFINE_DEGREES": degrees, "AFFINE_TRANSLATE": shift}
     affine = RandomAffine(Data.model_validate(GREY | options | {"AFFINE_SCALE": [min(zoom, 1.0) / 2, zoom]}))
-    (matrix,) = affine.collate([affine.draw(Fixed())])
+    (matrix,) = affine.collate([affine.draw(SimpleNamespace(uniform=max))])
     images = torch.nn.functional.avg_pool2d(torch.rand(1, 1, 48, width), 9, 1, 4).mul(255).to(torch.uint8)
     ours = affine(images, matrix)
     # Ours shifts in the frame of the old image before it rotates, torchvision's after: the shift is converted here.
@@ -233,8 +226,7 @@ def test_boxes_of_a_range_of_sides():
     top, bottom, left, right = np.array(boxes).T
     assert np.allclose(weights, 1 - (bottom - top) * (right - left) / (32 * 24))
     for low, high, side in ((top, bottom, 32), (left, right, 24)):
-        assert (low >= 0).all()
-        assert (high <= side).all()
+        assert (low.min(), high.max()) == (0, side)
         assert set(high - low) == set(range(int(0.2 * side), int(0.8 * side)))
 
 

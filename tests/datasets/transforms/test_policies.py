@@ -10,7 +10,7 @@ import numpy as np
 import timm.data
 import timm.data.auto_augment
 import torch
-from conftest import GREY, assert_same_state, config_for, each_row, each_value, seeded
+from conftest import GREY, assert_same_state, config_for, each_value, seeded
 from PIL import Image, ImageEnhance, ImageOps
 from pytest import approx, mark, raises
 from scipy import stats
@@ -20,7 +20,6 @@ from torchvision.transforms.v2 import functional as TF
 
 from configs.schema import Data, Train
 from configs.schema.train import check_policy
-from configs.yaml_io import parse_value
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.host import (
     _auto_augment,
@@ -74,10 +73,8 @@ def test_rand_augment_draws_each_operation_equally_often(monkeypatch):
     assert len(drawn) / 6000 == approx(2 * 0.5, abs=0.03)
     assert stats.chisquare(list(counts.values())).pvalue > 0.01
     magnitudes = np.array([magnitude for _, magnitude, *_ in drawn])
-    assert magnitudes.max() == 10
     assert (magnitudes == 10).mean() == approx(stats.norm.sf(2), abs=0.01)
-    assert np.median(magnitudes) == approx(9, abs=0.03)
-    assert magnitudes[magnitudes < 10].std() == approx(stats.truncnorm(-20, 2).std() * 0.5, abs=0.02)
+    assert stats.kstest(magnitudes[magnitudes < 10], stats.truncnorm(-20, 2, 9, 0.5).cdf).pvalue > 0.01
     assert digest_of(drawn) == "4dbce4cd746ba71b"
 
 
@@ -121,59 +118,47 @@ def test_no_draw_fails(policy, channels):
     assert sum(not torch.equal(result, pixels) for result in results) > 150
 
 
-def test_color_jitter_is_torchvisions(monkeypatch):
+def test_color_jitter_is_torchvisions():
     """The drawn factors in the drawn order, with torchvision's functions."""
-    steps = []
-    orders = Counter()
     image = to_pillow(PIXELS)
-    functions = {"Brightness": TF.adjust_brightness, "Contrast": TF.adjust_contrast, "Color": TF.adjust_saturation}
-    enhance = ImageEnhance._Enhance.enhance
-
-    def noted(kind, factor):
-        steps.append((type(kind).__name__, factor))
-        return enhance(kind, factor)
-
-    monkeypatch.setattr(ImageEnhance._Enhance, "enhance", noted)
-    for seed in range(600):
-        steps.clear()
-        result = color_jitter(0.4, image, random.Random(seed))
-        drawn = [*steps]
-        if seed < 50:
-            expected = image
-            for name, factor in drawn:
-                expected = functions[name](expected, factor)
-            assert result.tobytes() == expected.tobytes()
-        assert all(0.6 <= factor <= 1.4 for _, factor in drawn)
-        orders["".join(name for name, _ in drawn)] += 1
-    assert len(orders) == 6
-    assert stats.chisquare(list(orders.values())).pvalue > 0.01
+    functions = {
+        ImageEnhance.Brightness: TF.adjust_brightness,
+        ImageEnhance.Contrast: TF.adjust_contrast,
+        ImageEnhance.Color: TF.adjust_saturation,
+    }
+    for seed in range(100):
+        rng = random.Random(seed)
+        expected = image
+        for kind in rng.sample([*functions], 3):
+            expected = functions[kind](expected, rng.uniform(0.6, 1.4))
+        assert color_jitter(0.4, image, random.Random(seed)).tobytes() == expected.tobytes()
 
 
 PRECEDENCE = """
 options | names
-{} |
-{COLOR_JITTER: 0.3} | color_jitter
-{COLOR_JITTER: 0.3, AUTO_AUGMENT: true} | auto_augment
-{COLOR_JITTER: 0.3, AUTO_AUGMENT: true, RAND_AUGMENT: true} | rand_augment
-{COLOR_JITTER: 0.3, RAND_AUGMENT: true, AUGMENT_POLICY: rand-m9} | timm_policy
-{COLOR_JITTER: 0.3, AUGMENT_POLICY: 3a} | timm_policy color_jitter
+{} | []
+{COLOR_JITTER: 0.3} | [color_jitter]
+{COLOR_JITTER: 0.3, AUTO_AUGMENT: true} | [auto_augment]
+{COLOR_JITTER: 0.3, AUTO_AUGMENT: true, RAND_AUGMENT: true} | [rand_augment]
+{COLOR_JITTER: 0.3, RAND_AUGMENT: true, AUGMENT_POLICY: rand-m9} | [timm_policy]
+{COLOR_JITTER: 0.3, AUGMENT_POLICY: 3a} | [timm_policy, color_jitter]
 """
 
 
-@each_row(PRECEDENCE)
+@each_value(PRECEDENCE)
 def test_precedence(options, names):
-    policies = build_policies(Data(), Train.model_validate(parse_value(options)))
-    assert [getattr(policy, "func", policy).__name__ for policy in policies] == names.split()
+    policies = build_policies(Data(), Train.model_validate(options))
+    assert [getattr(policy, "func", policy).__name__ for policy in policies] == names
 
 
 @mark.parametrize("channels, keys", [(1, GREY), (3, [])])
-@mark.parametrize(
-    "options",
-    [
-        {"RAND_AUGMENT": True, "RAND_AUGMENT_LAYERS": 9}, {"AUTO_AUGMENT": True}, {"AUGMENT_POLICY": "rand-n9"},
-        {"AUGMENT_POLICY": "3a", "COLOR_JITTER": 0.3},
-    ],
-)  # fmt: skip
+@each_value("""
+options
+{RAND_AUGMENT: true, RAND_AUGMENT_LAYERS: 9}
+{AUTO_AUGMENT: true}
+{AUGMENT_POLICY: rand-n9}
+{AUGMENT_POLICY: 3a, COLOR_JITTER: 0.3}
+""")
 def test_an_augmented_image_is_a_function_of_seed_epoch_index_and_repeat(channels, keys, options):
     data = config_for("-image_size=16", "-opts", "DATA.AFFINE_DEGREES=9", *keys).data
     image = LazyImage(PIXELS[:channels])
