@@ -29,6 +29,7 @@ import fuzz_data_kinds as data_kinds
 import fuzz_model_kinds as model_kinds
 from pytest import mark
 
+from tests.datasets.photo import with_bytes
 from utils.errors import UserError
 from utils.seeding import derive_seed
 from utils.system import is_installed
@@ -122,7 +123,7 @@ def damage(data: bytes, rng: random.Random, examples: list[bytes], is_text: bool
 
 
 def _overwrite(data: bytes, position: int, new: bytes) -> bytes:
-    return (data[:position] + new + data[position + len(new) :])[: len(data)]
+    return with_bytes(data, position, new)[: len(data)]
 
 
 def try_case(kind: str, seed: int, number: int, folder: Path) -> str:

@@ -20,7 +20,7 @@ from configs.schema import Data
 from datasets.decoding.decode import open_image
 from datasets.reading import unlabelled
 from datasets.shards.index import Shard, encode_index, join_indexes, read_index, to_index
-from datasets.shards.records import Record, read_records
+from datasets.shards.records import read_records
 from datasets.sources.listed.lists import Lists, TableSplit, read_table
 from datasets.sources.listed.parquet import Parquet
 from datasets.sources.shared_arrays import strings_in
@@ -29,6 +29,7 @@ from datasets.sources.tables.files import open_table
 from datasets.transforms.host import eval_crop
 from tests.datasets.photo import PHOTO, encode, photos
 from tests.datasets.shards.tar_files import tar_of
+from tests.datasets.shards.test_shard_index import index_of
 from utils.errors import UserError
 
 _BLOCK_BYTES = 512
@@ -101,12 +102,34 @@ def repair_png(data: bytes) -> bytes:
 
 
 def list_examples() -> list[bytes]:
-    lines = "".join(f"a.png {label}\nb c.png\t{label}\n" for label in range(5))
-    rows = "image_path,target\na.png,0\n" + "".join(f'"b,{label}.png",{label}\n' for label in range(5))
-    named = rows.replace(",0", ",cat").replace(",1", ",dog")
-    one_hot = "image_path,cat,dog,split\n" + "".join(f"a{n}.png,{n % 2},{1 - n % 2},{'tv'[n % 2]}\n" for n in range(6))
-    objects = "".join(json.dumps({"file_name": f"{n}.png", "label": n % 2, "text": None}) + "\n" for n in range(5))
-    return [lines.encode(), rows.encode(), named.encode(), one_hot.encode(), objects.encode()]
+    """A list of files, tables with numbers, names and a column per class, and Hugging Face's metadata."""
+    numbered = """image_path,target
+a.png,0
+"b,0.png",0
+"b,1.png",1
+"b,2.png",2
+"""
+    texts = (
+        """a.png 0
+b c.png\t0
+a.png 1
+b c.png\t1
+a.png 2
+""",
+        numbered,
+        numbered.replace(",0", ",cat").replace(",1", ",dog"),
+        """image_path,cat,dog,split
+a0.png,0,1,t
+a1.png,1,0,v
+a2.png,0,1,t
+a3.png,1,0,v
+""",
+        """{"file_name": "0.png", "label": 0, "text": null}
+{"file_name": "1.png", "label": 1, "text": null}
+{"file_name": "2.png", "label": 0, "text": null}
+""",
+    )
+    return [text.encode() for text in texts]
 
 
 def read_list_file(data: bytes, folder: Path) -> None:
@@ -197,15 +220,8 @@ def _repair_header(block: bytes) -> bytes:
 
 
 def tar_index_examples() -> list[bytes]:
-    examples = []
-    for labels in ([[3, 1, None], [], [999_999]], [["cat", "dog"], [None, "ant"]], [[]]):
-        shards = [Shard(f"train-{number}.tar", 8192, "etag" * number or None) for number in range(len(labels))]
-        records = [
-            [Record(512 + 1024 * i, i, 7 * i, label, f"ä/{i}.jpg") for i, label in enumerate(part)] for part in labels
-        ]
-        indexes = [to_index(shard, part, "shard") for shard, part in zip(shards, records, strict=True)]
-        examples.append(encode_index(join_indexes(indexes, "alt" if len(labels) == 2 else "")))
-    return examples
+    names = [["cat", "dog"], [None, "ant"]]
+    return [encode_index(index_of(*one)) for one in ([[[3, 1, None], [], [999_999]]], [names, "alt"], [[[]]])]
 
 
 def read_tar_index(data: bytes, folder: Path) -> None:

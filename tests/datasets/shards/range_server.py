@@ -40,12 +40,10 @@ class RangeHandler(BaseHTTPRequestHandler):
         reset: bool = False,
         ranges: bool = True,
         pause_seconds: float = 0.0,
-        version: str | None = None,
     ) -> None:
         """Sends the file or the range, of which only `sent` bytes; then resets the connection if `reset`.
 
-        ranges: False for a server that knows none. pause_seconds: before each piece of 10,000 bytes. version: another
-        ETag.
+        ranges: False for a server that knows none. pause_seconds: before each piece of 10,000 bytes.
         """
         path = self.server.folder / unquote(self.path.partition("?")[0]).lstrip("/")
         if not path.is_file() or not path.resolve().is_relative_to(self.server.folder):
@@ -54,7 +52,7 @@ class RangeHandler(BaseHTTPRequestHandler):
         data = path.read_bytes()
         content = data
         code = 200
-        headers = {"ETag": version or etag(path)}
+        headers = {"ETag": etag(path)}
         wanted = _RANGE.match(self.headers.get("Range", ""))
         if wanted and ranges:
             first = int(wanted[1])

@@ -5,7 +5,7 @@ import os
 import resource
 
 import numpy as np
-from pytest import fixture, mark, raises
+from pytest import fixture, mark
 
 from configs.batch_plan import BatchPlan, EpochLayout
 from datasets.loading.sampler import BalancedOrder, EvalSampler, ShardWindows, TrainSampler
@@ -14,7 +14,6 @@ from datasets.shards.index import Shard
 from datasets.shards.samples import ReadAhead, ShardCache
 from datasets.shards.store import ShardStore
 from tests.datasets.shards.range_server import body, range_server, status, wait_for
-from utils.errors import Unavailable
 
 SIZE = 300_000
 SPAWN = multiprocessing.get_context("spawn")
@@ -132,14 +131,6 @@ def test_full_disk(server, cache, shards, warnings, monkeypatch):
     assert len(warnings) == 1
     assert not cache.download(shards[0])
     assert len(server.requests) == 1
-
-
-@mark.parametrize("fault", [status(404), body(version='"other"')])
-def test_source_that_fails(server, cache, shards, fault):
-    server.fail_always(fault)
-    with raises(Unavailable, match=r"0\.tar: "):
-        cache.download(shards[0])
-    assert files(cache) == []
 
 
 @mark.slow
