@@ -321,13 +321,17 @@ def split_follows_weights(record: WeightsRecord, data: Data, given: Set[str]) ->
     return data.changed(**changes)
 
 
-def prediction_needs_no_labels(options: Config, record: WeightsRecord, has_path: bool) -> Config:
-    """In a prediction, unusable images are skipped; images of a path have labels of the training's kind and number."""
+def prediction_needs_no_labels(
+    options: Config, given: Collection[str], record: WeightsRecord, has_path: bool
+) -> Config:
+    """In a prediction, unusable images are skipped; images of a path have labels of the training's number, and of its
+    kind unless DATA.MULTI_LABEL=false is given."""
     changes: Values = {"on_bad_image": "skip"}
     options = options.changed(eval=options.eval.changed(save_logits=False))
     if has_path:
         options = options.with_model(num_classes=options.model.num_logits)
-        if record.data.get("MULTI_LABEL") is True:
+        has_one_label = "DATA.MULTI_LABEL" in given and not options.data.multi_label
+        if record.data.get("MULTI_LABEL") is True and not has_one_label:
             changes |= {"dataset": record.data.get("DATASET", "csv"), "multi_label": True}
     return options.with_data(**changes)
 

@@ -108,7 +108,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     options, record, notes = options_of_weights(replace(command, config=given))
     options, split = _choose_split(command, options, record)
     if prediction:
-        options = prediction_needs_no_labels(options, record, has_path=command.path is not None)
+        options = prediction_needs_no_labels(options, command.given, record, has_path=command.path is not None)
     names = record.class_names
     record, merged = _rename(record, options)
     if record.gone_labels and record.is_of(options.data) and not command.prediction:

@@ -226,14 +226,17 @@ def test_predictions_equal_transformers_own_to_the_image_also_after_an_export(ki
 
 
 def test_several_labels_have_transformers_probabilities(images, tmp_path):
-    """The sigmoids of its logits, by `problem_type`."""
+    """The sigmoids of its logits, by `problem_type`; the softmax with DATA.MULTI_LABEL=false."""
     source, processor = save(tmp_path / "hf", "vit")
     source.config.problem_type = "multi_label_classification"
     source.save_pretrained(tmp_path / "hf")
-    for row in predictions(images, tmp_path / "hf", "-top_k=3"):
-        expected = logits_of(source, processor, row["path"]).sigmoid().tolist()
-        found = {row[f"class_{rank}"]: float(row[f"probability_{rank}"]) for rank in (1, 2, 3)}
-        assert [found[name] for name in NAMES] == approx(expected, abs=1e-4)
+    one_label = ["-opts", "DATA.MULTI_LABEL=false"]
+    for options, probabilities in (([], Tensor.sigmoid), (one_label, lambda logits: logits.softmax(-1))):
+        for row in predictions(images, tmp_path / "hf", "-top_k=3", *options):
+            expected = probabilities(logits_of(source, processor, row["path"])).tolist()
+            found = {row[f"class_{rank}"]: float(row[f"probability_{rank}"]) for rank in (1, 2, 3)}
+            assert [found[name] for name in NAMES] == approx(expected, abs=1e-4)
+            assert ("predicted" in row) == (not options)
 
 
 TUNED = """
