@@ -13,6 +13,7 @@ from checkpoint_content import content
 from conftest import CPU, refused
 from pytest import MonkeyPatch, fixture, mark, skip
 
+from configs.yaml_io import parse_value
 from engine.checkpoint.files import (
     CheckpointWriter,
     FoundCheckpoint,
@@ -60,7 +61,7 @@ def test_last_previous_best_and_newest_are_kept(tmp_path, monkeypatch, in_backgr
     writer = new_writer(tmp_path)
     for epoch in range(1, 6):
         save(writer, epoch, is_best=epoch == 2)
-    names = {"last": 5, "previous": 4, "best": 2, "epoch-004": 4, "epoch-005": 5}
+    names = parse_value("{last: 5, previous: 4, best: 2, epoch-004: 4, epoch-005: 5}")
     assert epochs(tmp_path) == {f"{name}.pth": epoch for name, epoch in names.items()}
     assert len({path.stat().st_ino for path in tmp_path.iterdir()}) == 3  # epochs 2, 4 and 5: the others are hard links
     writer.save(make_state(6), is_best=False, periodic=None, is_later=False)

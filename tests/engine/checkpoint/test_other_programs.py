@@ -1,7 +1,6 @@
 """Checkpoints that timm reads; files of other programs in place of a checkpoint; the metadata of a .safetensors file:
 class names, preprocessing and options, also of one that means harm."""
 
-import json
 import re
 import shlex
 import shutil
@@ -23,6 +22,7 @@ from torchvision.transforms import InterpolationMode, v2
 from configs.command_line import parse_command_line
 from configs.schema import Config, Data
 from configs.weights import follow_weights
+from configs.yaml_io import parse_value
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_eval_host_transform
@@ -168,14 +168,18 @@ def test_what_a_program_fixes_decides_pixels_and_network(name, changes, size, be
     assert_evaluated_as(evaluated(path, *words), model, expected, 0.02)
 
 
+OPEN_CLIP = """
+{"model_cfg":
+    {"quick_gelu": true, "vision_cfg": {"layers": 1, "width": 64, "patch_size": 16, "image_size": 32}},
+ "preprocess_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25], "resize_mode": "squash"}}
+"""
+
+
 def test_the_file_beside_open_clips_weights_decides_pixels_and_activation(tmp_path):
     small = {"embed_dim": 64, "depth": 1, "num_heads": 1}
     model = create_model("vit_base_patch16_clip_quickgelu_224", img_size=32, num_classes=3, **small).eval()
     torch.save(model.state_dict(), tmp_path / "open_clip_pytorch_model.bin")
-    shown = {"mean": [0.5] * 3, "std": [0.25] * 3, "resize_mode": "squash"}
-    beside = {"quick_gelu": True, "vision_cfg": {"layers": 1, "width": 64, "patch_size": 16, "image_size": 32}}
-    config = {"model_cfg": beside, "preprocess_cfg": shown}
-    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    (tmp_path / "open_clip_config.json").write_text(OPEN_CLIP)
     words = ["-model=vit_base_patch16_clip_224", "-opts", f"MODEL.KWARGS={small}", "MODEL.NUM_CLASSES=3"]
     options = evaluated(tmp_path / "open_clip_pytorch_model.bin", *words)
     expected = as_tensor(PHOTO.resize((131, 96)).resize((32, 32)))[None] / 255
@@ -256,7 +260,7 @@ def test_the_normalization_follows_one_channel():
     assert weights.data.imagenet_mean == approx((sum(published) / 3,))
 
 
-OPTIONS = {"MODEL": {"TYPE": "vit", "EMBED_DIM": 48, "NUM_HEADS": 3, "NUM_CLASSES": 2}, "DATA": {"DATASET": "digits"}}
+OPTIONS = parse_value("{MODEL: {TYPE: vit, EMBED_DIM: 48, NUM_HEADS: 3, NUM_CLASSES: 2}, DATA: {DATASET: digits}}")
 DATA = Data(IMAGE_SIZE=32, IMAGENET_MEAN=(0.1, 0.2, 0.0))
 
 
@@ -319,8 +323,8 @@ def test_options_of_another_form_are_of_another_program(text, tmp_path):
 
 
 def test_options_that_name_other_files_are_not_read(tmp_path):
-    harmful = {"MODEL": {"RESUME": "/other", "PRETRAINED": "/other.pth"}, "DATA": {"NUM_WORKERS": 99}, "SAVE": "/other"}
-    file = write(tmp_path, None, options=json.dumps(harmful))
+    model = '{"RESUME": "/other", "PRETRAINED": "/other.pth"}'
+    file = write(tmp_path, options=f'{{"MODEL": {model}, "DATA": {{"NUM_WORKERS": 99}}, "SAVE": "/other"}}')
     config = config_for("-eval", f"-pretrained={file}")
     assert (config.model.resume, config.model.pretrained) == (None, str(file))
     assert config.data.num_workers is None

@@ -3,7 +3,19 @@
 import shutil
 from pathlib import Path
 
-from conftest import GREY, TINY_VIT, assert_same_state, cli, config_for, each_value, of_module, only_run, states, train
+from conftest import (
+    GREY,
+    TINY_VIT,
+    assert_same_state,
+    cli,
+    config_for,
+    each_value,
+    of_module,
+    only_run,
+    states,
+    train,
+    values_of,
+)
 from pytest import MonkeyPatch, mark
 
 from engine.plan.training import find_on_all_ranks
@@ -41,7 +53,7 @@ ddp | 1 | ddp  # two micro-steps a step
 @of_module
 def unbroken(tmp_path_factory, ranks) -> dict[int | str, Path]:
     root = tmp_path_factory.mktemp("unbroken")
-    for name, number, strategy in ((3, 3, "fsdp"), (2, 2, "fsdp"), ("ddp", 2, "ddp")):
+    for name, number, strategy in values_of("3 | 3 | fsdp\n2 | 2 | fsdp\nddp | 2 | ddp"):
         batch = f"-batch_size={96 // number}"
         flags = ["-dataset=digits", batch, f"-output={root / str(name)}", "-opts", *OPTIONS]
         ranks(number).run([*flags, f"PARALLEL.STRATEGY={strategy}"])

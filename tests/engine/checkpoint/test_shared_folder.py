@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from conftest import config_for, refused
+from conftest import config_for, each_value, refused
 from pytest import MonkeyPatch, mark
 
 from datasets import reading
@@ -21,7 +21,7 @@ def on_rank(rank: int) -> ProcessContext:
     return ProcessContext(rank, (0, 1, 0, 0)[rank], 4, 1, torch.device("cpu"), HOSTS)
 
 
-@mark.parametrize("content, sees", [("weights", True), ("others", False), (None, False)])
+@each_value("content | sees\nweights | true\nothers | false\n | false")
 def test_a_checkpoint_is_compared_without_writing(tmp_path, monkeypatch, content, sees):
     """Rank 0 is on node1. Node2 has the same file, another one of the same name, or none."""
     monkeypatch.setattr(folder, "_VISIBLE_SECONDS", 0.0)

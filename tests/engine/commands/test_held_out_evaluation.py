@@ -5,7 +5,21 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from conftest import CPU, TINY_VIT, cli, config_for, each_value, log_of, only_run, read_result, refused, run_here, train
+from conftest import (
+    CPU,
+    TINY_VIT,
+    cells_of,
+    cli,
+    config_for,
+    each_value,
+    log_of,
+    only_run,
+    read_result,
+    refused,
+    run_here,
+    train,
+    values_of,
+)
 from numpy.random import default_rng
 from pytest import fixture
 
@@ -23,7 +37,7 @@ TINY = [*TINY_VIT, *cli("MODEL.NUM_CLASSES=null MODEL.DEPTH=1 TRAIN.WARMUP_EPOCH
 def argv(tmp_path) -> list[str]:
     """Red and blue images in the folders train, val and test."""
     generator = default_rng(0)
-    for split, count in (("train", 48), ("val", 12), ("test", 17)):
+    for split, count in values_of("train | 48\nval | 12\ntest | 17"):
         for label, name in enumerate(("blue", "red")):
             for number in range(count):
                 pixels = generator.integers(0, 150, (8, 8, 3)).astype(np.uint8)
@@ -50,7 +64,7 @@ def test_the_best_weights_are_tested_when_the_last_are_worse(argv, tmp_path, mon
     test = result["test"]
     assert test["mean_ap"] is test["error"] is None
     assert test["top1"] > 80
-    cases = ("best", "test"), ("last", "test"), ("best", "val"), ("last", "val")
+    cases = cells_of("best | test\nlast | test\nbest | val\nlast | val")
     found = [evaluated(folder / f"{name}.pth", split, tmp_path / name / split, *argv[:4]) for name, split in cases]
     assert test["loss"] == found[0][0] < found[1][0]
     assert [is_told for _, is_told in found] == [False, False, True, False]

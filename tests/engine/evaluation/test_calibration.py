@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from conftest import ROOT, SMALL_BATCHES, cli, each_value, evaluate, export_as, predict, seeded
+from conftest import ROOT, SMALL_BATCHES, cli, each_value, evaluate, export_as, predict, seeded, values_of
 from numpy.random import default_rng
 from pytest import approx, mark
 from scipy.optimize import minimize_scalar
@@ -130,7 +130,7 @@ def test_rare_labels_whose_calibration_error_would_rise_keep_their_probabilities
 @mark.parametrize("temperature", [0.25, 0.6, 4])
 def test_scores_are_tempered_as_logits_are(temperature):
     """Also where p is 1 in float32, and of a masked class."""
-    for classes, scale in ((2, 1), (2, 30), (3, 1), (200, 5), (3, 30)):
+    for classes, scale in values_of("2 | 1\n2 | 30\n3 | 1\n200 | 5\n3 | 30"):
         logits, _ = drawn(40, classes, scale)
         if classes > 2:
             logits[:, 1] = -torch.inf

@@ -90,7 +90,7 @@ def test_the_tables_have_the_figures(written):
     _, *matrix = read_table(written / "confusion.csv")
     assert [row[1:] for row in matrix][:3] == [list("110000"), list("010000"), list("010000")]
     _, *pairs = read_table(written / "confused_pairs.csv")
-    assert [row[2:] for row in pairs] == [["1", "50.0000"], ["1", "100.0000"], ["1", "50.0000"]]
+    assert [row[2:] for row in pairs] == cells_of("1 | 50.0000\n1 | 100.0000\n1 | 50.0000")
     summary = json.loads((written / "summary.json").read_text())
     assert summary["epoch"] == 3
     assert summary["samples"] == 8
@@ -220,12 +220,12 @@ def test_a_workbook_has_probabilities_as_numbers_and_all_other_cells_as_text(mak
     space = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
     rows = [list(row) for row in parts["xl/worksheets/sheet1.xml"].iter(f"{space}row")]
     texts = [["".join(cell.itertext()) for cell in row] for row in rows]
-    assert [row[:3] for row in texts] == [
-        ["path", "class_1", "probability_1"],
-        ["007", "cat", "0.7"],
-        ["=1+1", "", ""],
-        ["<é&>.jpg", "cat", "0.7"],
-    ]
+    assert [row[:3] for row in texts] == cells_of("""
+path | class_1 | probability_1
+007 | cat | 0.7
+=1+1 | |
+<é&>.jpg | cat | 0.7
+""")
     kinds = [cell.get("t") for cell in rows[1][:5]]
     assert kinds == ["inlineStr", "inlineStr", None, "inlineStr", None]
 

@@ -15,6 +15,7 @@ from timm.models.vision_transformer import ParallelThingsBlock, VisionTransforme
 from torch import Tensor, nn
 
 from configs.schema import Amp, Data
+from configs.yaml_io import parse_value
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import eval_crop
@@ -41,7 +42,7 @@ def evaluator_for(context, **amp) -> Evaluator:
 def tiny_vit(is_distilled: bool = False, pools: str = "", **options) -> nn.Module:
     torch.manual_seed(0)
     kind = VisionTransformerDistilled if is_distilled else VisionTransformer
-    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 2, "num_classes": 5}
+    sizes = parse_value("{img_size: 32, patch_size: 8, embed_dim: 24, depth: 3, num_heads: 2, num_classes: 5}")
     model = kind(**sizes | options).eval()
     if pools:
         pool_tokens(model, pools, 5)
@@ -102,9 +103,6 @@ def test_a_map_is_laid_over_the_picture(tmp_path, cpu):
     assert pixels.sum(1).min() < 20
 
 
-WINDOWS = {"img_size": 64, "window_size": 2, "embed_dim": 24, "depths": (1, 1, 1, 1)}
-
-
 @mark.parametrize(
     "options",
     [
@@ -135,10 +133,14 @@ def test_the_gradient_is_that_of_finite_differences(cpu):
     assert images.grad is None
 
 
-@mark.parametrize(
-    "name, options, cells",
-    [("swinv2_tiny_window8_256", WINDOWS, 14), ("deit_tiny_distilled_patch16_224", {"img_size": 32, "depth": 2}, 2)],
-)
+OF_TIMM = """
+name | options | cells
+swinv2_tiny_window8_256 | {img_size: 64, window_size: 2, embed_dim: 24, depths: [1, 1, 1, 1]} | 14
+deit_tiny_distilled_patch16_224 | {img_size: 32, depth: 2} | 2
+"""
+
+
+@each_value(OF_TIMM)
 def test_every_kind_of_model_has_maps(name, options, cells, cpu):
     model = create_model(name, num_classes=5, **options).eval()
     nn.init.normal_(next(model.head.parameters()))

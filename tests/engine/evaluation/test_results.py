@@ -89,7 +89,7 @@ def exact_odds(logits: Tensor) -> np.ndarray:
 
 
 @mark.parametrize("classes", [2, 5])
-@mark.parametrize("scale, decimals", [(1, 0), (1, 3), (40, 3)])
+@each_value("scale | decimals\n1 | 0\n1 | 3\n40 | 3")
 def test_medical_and_ordinal_figures_are_those_of_scikit_learn(classes, scale, decimals):
     """With ties, a class without samples, one that is never predicted, and probabilities of 1 in float32."""
     generator = seeded(classes)

@@ -28,6 +28,7 @@ from conftest import (
     run_folders,
     run_here,
     train,
+    values_of,
 )
 from PIL import Image
 from pytest import approx, mark
@@ -147,7 +148,7 @@ def suspect_flags(folder: Path) -> list[str]:
 
 def test_an_image_whose_class_no_other_fold_has_is_no_suspect(tmp_path):
     """Neither the only image of a class, nor two of one group; all labels are right."""
-    for name, count, pixel in (("a", 20, 0), ("b", 20, 250), ("c", 1, 120), ("d", 2, 60)):
+    for name, count, pixel in values_of("a | 20 | 0\nb | 20 | 250\nc | 1 | 120\nd | 2 | 60"):
         for number in range(count):
             file = tmp_path / f"data/{name}/p{name}{number // 2}_{number}.png"
             write_image(file, colour=(pixel, number, 255 - pixel), size=(8, 8))

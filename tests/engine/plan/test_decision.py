@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from conftest import CPU, SMALL_BATCHES, cells_of, cli, each_value, evaluate, predict, refused, told, train
@@ -60,10 +61,10 @@ def decided_by(weights: Path, output: Path, options: str = "SEED=0") -> tuple:
         return read_json(folder / "evaluation/summary.json"), rows, saved["scores"][:, 3], saved["labels"] == 3
 
 
-def point_by(*words: str) -> tuple[OperatingPoint | None, list[str]]:
-    """What an evaluation or a prediction by these words decides by, and the line about it."""
+def point_by(*words: str, **changes: Any) -> tuple[OperatingPoint | None, list[str]]:
+    """What an evaluation or a prediction by these words decides by, and the line about it. changes: of its plan."""
     command = parse_command_line([*words])
-    decision, notes = decide(command, plan_evaluation(command, CPU, RunLogger(CPU)))
+    decision, notes = decide(command, replace(plan_evaluation(command, CPU, RunLogger(CPU)), **changes))
     return decision.point, told(notes, "Operating point")
 
 
@@ -87,6 +88,14 @@ def test_the_point_is_the_one_of_the_weights_for_their_own_logits(kind, options,
     goal = (Decision(point=point).goal, [])
     none = (None, [])
     assert points == {"kept": [kept, kept], "to choose": [goal, none], "none": [none, none], "refused": []}[expected]
+
+
+def test_masked_logits_have_no_point_and_another_goal_of_a_recipe_is_refused(trained_digits, tmp_path):
+    run = trained_digits(*LEARNS)
+    assert point_by("-eval", f"-resume={run}", class_mask=np.arange(10) < 9) == (None, [])
+    (tmp_path / "x.yaml").write_text((run / "config.yaml").read_text().replace("specificity: 0.9", "specificity: 0.5"))
+    with refused("the weights have 90% specificity of 3"):
+        point_by("-eval", f"-cfg={tmp_path / 'x.yaml'}", f"-pretrained={run / 'best.pth'}")
 
 
 @mark.parametrize("options, is_kept", [("SEED=0", True), ("MODEL.WEIGHTS_ENTRY=raw", False)])

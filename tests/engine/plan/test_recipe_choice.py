@@ -16,6 +16,7 @@ from conftest import (
     cells_of,
     cli,
     config_for,
+    each_value,
     line_of,
     log_of,
     noise_folder,
@@ -185,14 +186,21 @@ def test_the_digits_have_a_recipe_unless_a_model_is_given():
     ]  # fmt: skip
 
 
-def test_a_gpu_has_time_to_train_and_does_it_in_mixed_precision(images, monkeypatch):
+ON_GPU = """
+flags | recipe_name | amp
+ | finetune | true
+-amp=no | finetune | false
+-opts AMP.LEVEL=O2 | finetune | true
+-device=cpu | probe | false
+"""
+
+
+@each_value(ON_GPU)
+def test_a_gpu_has_time_to_train_and_does_it_in_mixed_precision(images, monkeypatch, flags, recipe_name, amp):
     monkeypatch.setattr(recipe, "find_on_hub", lambda *_: "in the cache")
     monkeypatch.setattr(recipe, "lacks_gpus", lambda device: device == "cpu")
-    names = []
-    for flags in ([], ["-amp=no"], ["-opts", "AMP.LEVEL=O2"], ["-device=cpu"]):
-        command = chosen(f"-data_path={images}", *flags)
-        names.append((command.run_name, command.config.amp.enabled))
-    assert names == [("finetune", True), ("finetune", False), ("finetune", True), ("probe", False)]
+    command = chosen(f"-data_path={images}", *cli(flags or ""))
+    assert (command.run_name, command.config.amp.enabled) == (recipe_name, amp)
 
 
 def test_weights_name_their_model(images, place, tmp_path):

@@ -13,6 +13,7 @@ from conftest import cli
 from PIL import Image
 
 from configs.command_line import parse_command_line, to_yaml
+from configs.yaml_io import parse_value
 from engine.report.page import write_report
 from engine.run.facts import Devices, Environment, EvaluationData, Fact, Model, Start, TrainingData
 from utils.files import read_json
@@ -69,6 +70,20 @@ def make_evaluation_run(folder: Path, names: Sequence[str] = ("cat", "dog", "fox
     return folder
 
 
+CALIBRATION = """
+- {low: 0, high: 20, count: 0, confidence: '', accuracy: ''}
+- {low: 20, high: 40, count: 1, confidence: 30, accuracy: 15}
+- {low: 40, high: 60, count: 2, confidence: 50, accuracy: 30}
+- {low: 60, high: 80, count: 3, confidence: 70, accuracy: 45}
+- {low: 80, high: 100, count: 4, confidence: 90, accuracy: 60}
+"""
+COVERAGE = """
+- {threshold: 80, coverage: 20, accuracy: 95.0}
+- {threshold: 40, coverage: 60, accuracy: 85.0}
+- {threshold: 0, coverage: 100, accuracy: 75.0}
+"""
+
+
 def add_evaluation(folder: Path, names: Sequence[str]):
     """The files of `engine/evaluation/files.py`. Of each class 3 of 4 images are right; one is the next class."""
     folder = folder / "evaluation"
@@ -89,12 +104,8 @@ def add_evaluation(folder: Path, names: Sequence[str]):
             {"true": true, "predicted": predicted, "count": 1, "share": 25}
             for true, predicted in zip(names, following, strict=True)
         ],
-        "calibration": [
-            {"low": 20 * i, "high": 20 * i + 20, "count": i, "confidence": 20 * i + 10 if i else "",
-             "accuracy": 15 * i if i else ""}
-            for i in range(5)
-        ],
-        "coverage": [{"threshold": 100 - x, "coverage": x, "accuracy": 100 - x / 4} for x in (20, 60, 100)],
+        "calibration": parse_value(CALIBRATION),
+        "coverage": parse_value(COVERAGE),
         "mistakes": [
             {"index": index, "path": f"{index}.png", "true": names[index % number],
              "predicted": following[index % number], "probability": 90, "true_probability": 5, "loss": 3.0}

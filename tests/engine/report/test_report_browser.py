@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import replace
 
 import numpy as np
+from conftest import each_value
 from numpy.random import default_rng
 from pytest import fixture, mark
 from run_folders import make_run, update_json, write_rows
@@ -120,10 +121,16 @@ def shown(html: str, width: int, folder, media: str = "") -> dict:
     return found
 
 
-MEDIA = [(1200, ""), (1200, "(prefers-color-scheme: dark)"), (400, ""), (718, "print")]  # A4 without its margins
+MEDIA = """
+width | media
+1200 |
+1200 | '(prefers-color-scheme: dark)'
+400 |
+718 | print  # A4 without its margins
+"""
 
 
-@mark.parametrize("width, media", MEDIA, ids=str)
+@each_value(MEDIA)
 def test_the_page_shows_the_result_first_and_no_text_is_cut_covered_or_faint(width, media, html, tmp_path):
     """On a narrow screen wide tables and the list of sections scroll in themselves."""
     found = shown(html, width, tmp_path, media)

@@ -125,7 +125,7 @@ def test_figures_of_different_validation_images_are_marked(tmp_path, compare):
         assert f"{line}{end}" in lines
         assert f"{line}{end}" in page.text
     evaluations = []
-    for name, split in (("e", "val"), ("f", "val"), ("g", "test")):
+    for name, split in cells_of("e | val\nf | val\ng | test"):
         folder = make_evaluation_run(tmp_path / name)
         update_json(folder / "evaluation/summary.json", split=split)
         write_facts(folder, [EvaluationData(8, 3, 3, split, digest=name)])

@@ -8,7 +8,7 @@ import socket
 import sys
 from types import SimpleNamespace
 
-from conftest import cli, each_row, each_value, log_of, read_result, refused
+from conftest import cli, each_row, each_value, log_of, read_result, refused, values_of
 from PIL import Image
 from pytest import fixture, importorskip, mark
 from run_folders import (
@@ -24,6 +24,7 @@ from run_folders import (
 
 from configs.command_line import parse_command_line
 from configs.schema import Config
+from configs.yaml_io import parse_value
 from engine.commands.run import run as run_command
 from engine.progress import Evaluated
 from engine.report import charts
@@ -111,10 +112,17 @@ def test_a_killed_run_has_the_command_that_resumes_it(tmp_path, state):
     assert f"'-resume={tmp_path / 'a run'}'" in page.text.partition("Model and data")[0]
 
 
+CLASSES = """
+cat | 40 | 99
+<newt> | 1 | 0
+fox | 9 | 0
+dog | 0 | ''  # there are no images
+"""
+
+
 def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
     update_json(run / "evaluation/summary.json", macro_f1=82.9)
-    rows = [("cat", 40, 99), ("<newt>", 1, 0), ("fox", 9, 0), ("dog", 0, "")]  # of dog there are no images
-    table = [{"class": name, "count": count, "f1": f1} for name, count, f1 in rows]
+    table = [{"class": name, "count": count, "f1": f1} for name, count, f1 in values_of(CLASSES)]
     update_json(run / "evaluation/tables.json", per_class=table)
     head = read_page(run).text.partition("Model and data")[0]
     first, _, more = head.partition("More figures")
@@ -190,7 +198,16 @@ def test_tables_of_groups_count_groups_and_files_have_their_folders(run):
     assert [re.sub("<[^>]*>", " ", row).split()[1] for row in titles] == ["images", "groups"]
 
 
-@mark.parametrize("split, word", [("val", "validation "), ("train", "training "), ("test", "test "), (None, "")])
+SPLITS = """
+split | word
+val | 'validation '
+train | 'training '
+test | 'test '
+ | ''
+"""
+
+
+@each_value(SPLITS)
 def test_an_evaluation_has_the_name_of_its_split_and_no_curves(tmp_path, split, word):
     folder = make_evaluation_run(tmp_path / "eval-digits")
     update_json(folder / "evaluation/summary.json", split=split)
@@ -199,15 +216,21 @@ def test_an_evaluation_has_the_name_of_its_split_and_no_curves(tmp_path, split, 
     assert "Curves" not in page.text
 
 
+SEVERAL_LABELS = """
+summary: {epoch: 2, samples: 10, mean_ap: 50.0, loss: 1.0}
+tables:
+    per_class: [{label: 0, class: cat, count: 3, ap: 50.0}, {label: 1, class: dog, count: 0, ap: ''}]
+    mistakes:
+    - {index: 1, true: cat | dog, predicted: dog, probability: 60, loss: 1, path: 1.png, true_probability: ''}
+"""
+
+
 def test_a_multi_label_run_has_mean_ap_and_no_matrix(tmp_path):
     folder = make_run(tmp_path / "run", options=["DATA.DATASET=csv", "DATA.MULTI_LABEL=true"])
     write_rows(folder, [{"epoch": epoch, "val_mean_ap": 30.0 + 10 * epoch, "val_loss": 1.0} for epoch in (1, 2)])
     (folder / "evaluation").mkdir()
-    write_json(folder / "evaluation" / "summary.json", {"epoch": 2, "samples": 10, "mean_ap": 50.0, "loss": 1.0})
-    classes = [{"label": 0, "class": "cat", "count": 3, "ap": 50.0}, {"label": 1, "class": "dog", "count": 0, "ap": ""}]
-    row = {"index": 1, "true": "cat | dog", "predicted": "dog", "probability": 60, "loss": 1}
-    row |= {"path": "1.png", "true_probability": ""}
-    write_json(folder / "evaluation" / "tables.json", {"per_class": classes, "mistakes": [row]})
+    for name, content in parse_value(SEVERAL_LABELS).items():
+        write_json(folder / f"evaluation/{name}.json", content)
     page = read_page(folder)
     assert "true cat | dog most probable dog 60.00% loss 1, 1.png" in page.text
     assert 'class="wrong"' not in page.html

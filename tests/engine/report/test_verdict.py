@@ -10,6 +10,7 @@ from pytest import mark
 from run_folders import add_evaluation, make_run, read_page, update_json, write_facts, write_rows
 
 from configs.command_line import parse_command_line
+from configs.yaml_io import parse_value
 from engine.report.contents import read_contents
 from engine.report.verdict import first_epoch_of, verdict_of
 from engine.run.facts import PixelBaseline, Start
@@ -155,49 +156,56 @@ def test_the_command_has_the_processes_and_does_not_join_a_sweep(tmp_path):
     assert parse_command_line(shlex.split(other)[3:]).config.save != str(sweep)
 
 
-# Validation top-1 by epoch, of the training at the end, advice
-FLAT_VALIDATION = """
-30 50 60 50 50 50 50 50 50 | 90 | probe
-30 50 50 60 50 50 50 50 50 | 90 |  # the best epoch is late
-30 50 60 60 59 61 60 61 60 | 90 | probe  # a late best epoch by chance
-30 50 60 60 59 61 60 61 60 | 69 |
-81.05 81.7 80.39 | 94 | probe
-81.05 | 94 |
+# Figures by epoch, with `val_loss` falling if it is not given; options, state, advice
+CURVES = """
+{val_top1: 30 50 60 50 50 50 50 50 50, train_top1: 10 20 30 40 50 60 70 80 90} | WEIGHTS | finished | probe
+{val_top1: 30 50 50 60 50 50 50 50 50, train_top1: 10 20 30 40 50 60 70 80 90} | WEIGHTS | finished |  # late
+{val_top1: 30 50 60 60 59 61 60 61 60, train_top1: 10 20 30 40 50 60 70 80 90} | WEIGHTS | finished | probe  # by chance
+{val_top1: 30 50 60 60 59 61 60 61 60, train_top1: 9 17 25 33 40 47 55 62 69} | WEIGHTS | finished |
+{val_top1: 81.05 81.7 80.39, train_top1: 31 63 94} | WEIGHTS | finished | probe
+{val_top1: 81.05, train_top1: 94} | WEIGHTS | finished |
+{val_top1: 50 60 60 60 60 60, train_top1: 50 60 60 60 60 60} | | finished |
+{val_top1: 10 20 30 40 50 60, train_top1: 15 25 35 45 55 65} | | finished |  # it begins to overfit
+{val_top1: 50 60 60 60 60 60, train_top1: 90} | TRAIN.MIXUP_ALPHA=0.8 | finished |
+{val_top1: 50 60 60 60 60 60, train_top1: 90} | TEACHER | finished |
+{val_top1: 50 60 60 60 60 60, train_top1: 90} | | stopped |
+# The AUROC falls while top-1 of a rare class is flat; then the loss stays
+{val_auroc: 70 80 81 78 75 72, val_loss: .4 .3 .3 .4 .5 .6, val_top1: 89, train_top1: 93} | AUROC | finished | probe
+{val_auroc: 70 80 81 78 75 72, val_loss: .4 .3 .3 .3 .3 .4, val_top1: 89, train_top1: 93} | AUROC | finished |
+{val_auroc: 70 80 81 85 88 90, val_loss: .4 .3 .3 .4 .5 .6, val_top1: 89, train_top1: 93} | AUROC | finished |
+# Far above a top-1 that is flat, but does not decide
+{val_auroc: 70 80 81 85 88 90, val_loss: .4 .3 .3 .4 .5 .6, val_top1: 89, train_top1: 99.5} | AUROC | finished |
+{val_auroc: 70 80 81 78 75 72, val_loss: .4 .3 .3 .3 .3 .3, val_top1: 89, train_top1: 99.5} | AUROC | finished | probe
+{val_top1: 55 60 65 70 75 80, train_top1: 99} | WEIGHTS EVAL.BEST_METRIC=loss | finished |  # it falls
+{val_ece: 30 15 10 7 6 5, val_top1: 55 60 65 70 75 80, train_top1: 99} | WEIGHTS EVAL.BEST_METRIC=ece | finished |
+{train_loss: 27.3 9.5 2.46, val_top1: 9} | MODEL.NUM_CLASSES=10 | finished | lower rate  # BASE_LR 1 on the digits
+{train_loss: 4.0 2.43 2.36 2.35 2.32, val_top1: 9} | MODEL.NUM_CLASSES=10 | finished | lower rate  # 0.3
+{train_loss: 9.5, val_top1: 9} | MODEL.NUM_CLASSES=10 | finished |  # too few steps for any cause
+{train_loss: 2.9 2.6 2.4, val_top1: 9} | MODEL.NUM_CLASSES=10 | finished |  # the first steps of a good rate
+{train_loss: 27.3 9.5 2.1, val_top1: 9} | MODEL.NUM_CLASSES=10 | finished |
+{train_loss: 27.3 9.5 2.46, val_top1: 9} | MODEL.NUM_CLASSES=10 LOSS.NAME=bce | finished |
 """
 
 
-@mark.parametrize("val, last, kind", cells_of(FLAT_VALIDATION))
-def test_training_above_a_flat_validation(tmp_path, val, last, kind):
-    scores = [*map(float, val.split())]
-    train = [float(last) * epoch / len(scores) for epoch in range(1, len(scores) + 1)]
-    assert kind_of(run_of(tmp_path / "run", train, scores, WEIGHTS)) == kind
+SHORT = {
+    "AUROC": "WEIGHTS EVAL.BEST_METRIC=auroc",
+    "WEIGHTS": "MODEL.PRETRAINED=w.pth",
+    "TEACHER": "TRAIN.DISTILLATION_TYPE=soft TRAIN.TEACHER_MODEL=resnet18",
+}
 
 
-# The metric that decides, by epoch; the loss of validation; top-1 of the training; advice
-FLAT_AUROC = """
-70 80 81 78 75 72 | 0.4 0.3 0.3 0.4 0.5 0.6 | 93 | probe
-70 80 81 78 75 72 | 0.4 0.3 0.3 0.3 0.3 0.4 | 93 |  # the loss stays
-70 80 81 85 88 90 | 0.4 0.3 0.3 0.4 0.5 0.6 | 93 |
-70 80 81 85 88 90 | 0.4 0.3 0.3 0.4 0.5 0.6 | 99.5 |  # far above a top-1 that is flat, but does not decide
-70 80 81 78 75 72 | 0.4 0.3 0.3 0.3 0.3 0.3 | 99.5 | probe
-"""
-
-
-@mark.parametrize("scores, losses, last, kind", cells_of(FLAT_AUROC))
-def test_a_metric_falls_while_top_1_of_a_rare_class_is_flat(tmp_path, scores, losses, last, kind):
-    run = run_of(tmp_path / "run", [], [], [*WEIGHTS, "EVAL.BEST_METRIC=auroc"]).folder
-    columns = zip(map(float, scores.split()), map(float, losses.split()), strict=True)
-    rows = [{"epoch": epoch, "val_auroc": score, "val_loss": loss} for epoch, (score, loss) in enumerate(columns, 1)]
-    write_rows(run, [row | {"val_top1": 89.0, "train_top1": float(last)} for row in rows])
+@mark.parametrize("columns, options, state, kind", cells_of(CURVES))
+def test_advice_follows_the_curves(tmp_path, columns, options, state, kind):
+    for word, meaning in SHORT.items():
+        options = options.replace(word, meaning)
+    run = run_of(tmp_path / "run", [], [], options.split(), (5.0, 1.0), state=state).folder
+    figures = {name: f"{texts}".split() for name, texts in parse_value(columns).items()}
+    rows = []
+    for epoch in range(max(map(len, figures.values()))):
+        row = {name: float(values[epoch % len(values)]) for name, values in figures.items()}  # one is of all epochs
+        rows.append({"epoch": epoch + 1, "val_loss": 1 / (epoch + 1)} | row)
+    write_rows(run, rows)
     assert kind_of(read_contents(run)) == kind
-
-
-@mark.parametrize("metric", ["loss", "ece"])
-def test_a_lower_loss_or_calibration_error_is_no_flat_validation(metric, tmp_path):
-    run = run_of(tmp_path / "run", [], [], [*WEIGHTS, f"EVAL.BEST_METRIC={metric}"]).folder
-    rows = [{"epoch": epoch, "val_loss": 1 / epoch, "val_ece": 30 / epoch} for epoch in range(1, 7)]
-    write_rows(run, [row | {"val_top1": 50.0 + 5 * row["epoch"], "train_top1": 99.0} for row in rows])
-    assert kind_of(read_contents(run)) == ""
 
 
 # Validation top-1 by epoch from the probe on, options, advice, whether the first epoch has a line
@@ -220,25 +228,6 @@ def test_a_model_below_its_probe(tmp_path, val, options, kind, first):
     assert ("-lr=0.0003 " in first_epoch_of(run)) == (first == "True")
 
 
-# Training loss by epoch, options, advice
-AT_CHANCE = """
-27.3 9.5 2.46 | | lower rate  # BASE_LR 1 on the digits
-4.0 2.43 2.36 2.35 2.32 | | lower rate  # 0.3: after 100 steps
-9.5 | |  # too few steps for any cause
-2.9 2.6 2.4 | |  # the first steps of a good rate
-27.3 9.5 2.1 | |
-27.3 9.5 2.46 | LOSS.NAME=bce |
-"""
-
-
-@mark.parametrize("losses, options, kind", cells_of(AT_CHANCE))
-def test_a_training_at_chance_names_a_tenth_of_the_rate(tmp_path, losses, options, kind):
-    run = make_run(tmp_path / "run", options=["MODEL.NUM_CLASSES=10", *options.split()])
-    of_epochs = enumerate(map(float, losses.split()), 1)
-    write_rows(run, [{"epoch": epoch, "train_loss": loss, "val_top1": 9.0} for epoch, loss in of_epochs])
-    assert kind_of(read_contents(run)) == kind
-
-
 ONE_ANSWER = """
 counts | predicted | says
 [6, 4] | [10, 0] | true
@@ -256,22 +245,6 @@ def test_a_model_of_one_answer_does_not_overfit(tmp_path, val, kind, counts, pre
     run = read_contents(tmp_path / "run")
     assert ("cat" in verdict_of(run)[0]) == says
     assert not says or kind_of(run) == kind
-
-
-OTHERS = """
-train | val | options | state
-[50, 60, 60, 60, 60, 60] | [50, 60, 60, 60, 60, 60] | [] | finished
-[15, 25, 35, 45, 55, 65] | [10, 20, 30, 40, 50, 60] | [] | finished  # it begins to overfit
-[90, 90, 90, 90, 90, 90] | [50, 60, 60, 60, 60, 60] | [TRAIN.MIXUP_ALPHA=0.8] | finished
-[90, 90, 90, 90, 90, 90] | [50, 60, 60, 60, 60, 60] | \
-    [TRAIN.DISTILLATION_TYPE=soft, TRAIN.TEACHER_MODEL=resnet18] | finished
-[90, 90, 90, 90, 90, 90] | [50, 60, 60, 60, 60, 60] | [] | stopped
-"""
-
-
-@each_value(OTHERS)
-def test_nothing_is_said_of_other_runs(tmp_path, train, val, options, state):
-    assert verdict_of(run_of(tmp_path / "run", train, val, options, (5.0, 1.0), state=state)) == ("", "")
 
 
 LAGGING = """

@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
-from conftest import cli, each_value, log_of, read_result, train
+from conftest import cells_of, cli, each_value, log_of, read_result, train, values_of
 from pytest import mark
 
 from engine.checkpoint.files import load_checkpoint
@@ -66,7 +66,7 @@ def test_the_launcher_overrules_the_states_of_ranks_which_do_not_know_the_lost_o
     monkeypatch.setenv(LAUNCH_FOLDER, str(launch := tmp_path / "launch"))
     launch.mkdir()
     assert record_end_of_ranks(launch, state="failed", message="before there was a run") is None
-    for state, kept in (("running", ""), ("interrupted", ""), ("failed", ""), ("finished", "finished")):
+    for state, kept in cells_of("running |\ninterrupted |\nfailed |\nfinished | finished"):
         main = record_in(tmp_path, "again")
         main.update(state=state, message="lost its connection", checkpoint="last.pth")
         record_in(tmp_path, is_main=False, pid=2)  # another rank
@@ -145,8 +145,8 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     text = (tmp_path / ROWS).read_text()
     resumed = record_in(tmp_path)
     resumed.open_rows(1, 18)
-    kept = [(row["kind"], row["epoch"], row["step"]) for row in read_metrics(tmp_path)[0]]
-    assert kept == [("report", 1, 5), ("evaluation", 1, 10), ("epoch", 1, 10), ("report", 2, 15)]
+    kept = [[row["kind"], row["epoch"], row["step"]] for row in read_metrics(tmp_path)[0]]
+    assert kept == values_of("report | 1 | 5\nevaluation | 1 | 10\nepoch | 1 | 10\nreport | 2 | 15")
     assert [row["epoch"] for row in read_csv_rows(tmp_path / TABLE)] == ["1"]
     resumed.add_row("evaluation", epoch=2, step=20, val_loss=0.2)
     resumed.add_row("epoch", epoch=2, step=20, lr=0.5)
@@ -203,7 +203,7 @@ def test_damaged_rows_are_left_out_and_the_file_is_kept(tmp_path):
 
 
 def test_the_best_epoch_has_the_highest_top1_then_the_lowest_loss():
-    figures = [(10, 1.5), (30, 1.2), (30, 1.1), (30, 1.1), (None, None)]
+    figures = values_of("10 | 1.5\n30 | 1.2\n30 | 1.1\n30 | 1.1\n |")
     rows = [{"epoch": epoch, "val_top1": top1, "val_loss": loss} for epoch, (top1, loss) in enumerate(figures, 1)]
     top1, loss, macro_f1 = (METRICS[name] for name in ("top1", "loss", "macro_f1"))
     assert best_epoch(rows, top1) == (3, 30.0)
