@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import parse_command_line
+from configs.flags import add_flag
 from configs.yaml_io import write_yaml
 from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.run_folder import checkpoints_by_progress
@@ -26,7 +27,7 @@ from engine.evaluation.session import build_eval_model
 from models.weights.choose import EVALUATE
 from models.weights.fit import load_pretrained
 from models.weights.names import State
-from scripts.flags import add_flag, find_source, new_file, script_parser, split_flags, split_sources
+from scripts.flags import find_source, new_file, script_parser, split_flags, split_sources
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
 from utils.distributed import single_process
 from utils.errors import UserError, print_escaped

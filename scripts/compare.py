@@ -24,6 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import Command, parse_command_line
+from configs.flags import add_flag
 from configs.schema.operating_point import OperatingPoint
 from configs.weights import NO_RECORD, PLACE, SPLIT, WeightsRecord, keys_in_section
 from configs.yaml_io import parse_value
@@ -45,7 +46,7 @@ from engine.report.settings import FEWEST_SEEDS
 from engine.report.tables import compared_options
 from engine.run.log import RunLogger
 from engine.run.record import read_metrics, read_run
-from scripts.flags import add_flag, find_source, script_parser, split_flags, split_sources
+from scripts.flags import find_source, script_parser, split_flags, split_sources
 from scripts.sweep import newest_runs, read_values
 from scripts.weights.trained_model import locate_weights
 from utils.distributed import ProcessContext, single_process

@@ -16,8 +16,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import parse_command_line
+from configs.flags import add_flag
 from scripts.exporting.formats import FORMATS, check_target
-from scripts.flags import add_flag, find_source, script_parser, split_flags, split_sources
+from scripts.flags import find_source, script_parser, split_flags, split_sources
 from utils.errors import UserError
 from utils.processes.entry import run_script
 from utils.system import require

@@ -4,7 +4,7 @@ import argparse
 import itertools
 from pathlib import Path
 
-from configs.flags import Parser, add_flag, entry_parser
+from configs.flags import Parser, entry_parser
 from configs.weights import find_weights
 from utils.errors import UserError, did_you_mean, error_from
 from utils.files import atomic_write
@@ -14,13 +14,6 @@ def script_parser(script: str, usage: str, description: str) -> Parser:
     """A parser of the own flags of scripts/`script`; `split_flags` returns the other flags unparsed."""
     epilog = "All other flags, including -opts KEY=VALUE, are flags of main_single_gpu.py: see its -h."
     return Parser(prog=f"scripts/{script}", usage=f"%(prog)s {usage}", description=description, epilog=epilog)
-
-
-def flag_parser(script: str, description: str) -> Parser:
-    """`script_parser` of a script whose figures `-json` writes to a file."""
-    parser = script_parser(script, "-cfg FILE [flags] [flags of main_single_gpu.py]", description)
-    add_flag(parser, "json", type=new_file, metavar="FILE", help="also write the figures to this file")
-    return parser
 
 
 def split_flags(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -13,12 +13,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import parse_command_line
+from configs.flags import add_flag
 from datasets.shards.data_set import TarShards
 from datasets.shards.index import INDEX_NAME, encode_index
 from datasets.shards.location import parse_location
 from datasets.shards.store import is_local
 from datasets.sources.source import Wanted
-from scripts.flags import add_flag, new_file, script_parser, split_flags, write_output
+from scripts.flags import new_file, script_parser, split_flags, write_output
 from utils.errors import UserError
 from utils.processes.entry import run_script
 

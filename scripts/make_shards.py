@@ -36,7 +36,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import parse_command_line
-from configs.flags import positive
+from configs.flags import add_flag, positive
 from configs.schema import Data
 from configs.yaml_io import Values
 from datasets.decoding.decode import open_image, to_pillow
@@ -52,7 +52,7 @@ from datasets.sources.shared_arrays import PackedStrings, StringPacker
 from datasets.sources.source import Wanted
 from datasets.sources.tables.files import LABEL_DIGITS
 from datasets.transforms.host import resize
-from scripts.flags import add_flag, script_parser, split_flags
+from scripts.flags import script_parser, split_flags
 from utils.distributed import single_process
 from utils.errors import UserError, error_from, escape_control_characters
 from utils.files import atomic_write, file_fix, open_atomically, open_regular_file

@@ -17,21 +17,19 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.command_line import parse_command_line
-from configs.flags import positive
+from configs.flags import add_flag
 from datasets.loading.workers import default_num_workers
 from scripts.benchmarks.benchmark_train import NO_DROPOUT, check_supported, link_images, make_images
-from scripts.benchmarks.programs import MODES, add_timm_flag, build_command, parse_names, run_turn
+from scripts.benchmarks.programs import MODES, add_number, benchmark_parser, build_command, parse_names, run_turn
 from scripts.benchmarks.turns import CORES, figures_table, memory, speed, write_json
-from scripts.flags import add_flag, flag_parser, split_flags
+from scripts.flags import split_flags
 from utils.device import visible_gpus
 from utils.errors import UserError
 from utils.files import atomic_write, read_json
 from utils.processes.entry import run_script
 from utils.system import own_share
 
-SCRIPT = "benchmarks/benchmark_gpu.py"
 DEFAULTS = ["-cfg=configs/vit_base_patch16_224.yaml", *NO_DROPOUT]
-TIMED_IMAGES = 16384  # of a part; a quarter in fp32
 WARMUP_STEPS = 20
 INTERVAL = 10  # steps between log lines
 
@@ -119,17 +117,13 @@ def argv_of(part: Measurement, flags: argparse.Namespace, rest: list[str]) -> li
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = flag_parser(SCRIPT, "Measures a machine with a GPU within a given time.")
+    parser = benchmark_parser("benchmark_gpu.py", "Measures a machine with a GPU within a given time.")
     add_flag(parser, "output", type=Path, default="gpu_figures", metavar="FOLDER", help="default: gpu_figures")
     parts = f"of {', '.join(PARTS)} (default: all that have not run)"
     add_flag(parser, "parts", metavar="A,B", help=parts)
-    add_flag(parser, "minutes", type=float, default=9.0, metavar="N", help="total time (default: 9)")
-    add_flag(parser, "large_batch", type=positive, default=256, metavar="N", help="of the parts (default: 256)")
-    images = f"images per part (default: {TIMED_IMAGES}; a quarter in fp32)"
-    add_flag(parser, "timed_images", type=positive, default=TIMED_IMAGES, metavar="N", help=images)
-    photographs = "class folders of JPEGs for the parts that read images (default: made by the script)"
-    add_flag(parser, "data", type=Path, metavar="FOLDER", help=photographs)
-    add_timm_flag(parser)
+    add_number(parser, "minutes", 9.0, "total time", float)
+    add_number(parser, "large_batch", 256, "of the parts")
+    add_number(parser, "timed_images", 16384, "images per part, a quarter of them in fp32")
     return parser
 
 

@@ -25,7 +25,6 @@ import torch
 
 from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
-from configs.flags import positive
 from configs.schema import Config, Data, Train
 from configs.schema.section import without
 from datasets.batch import PREFETCH_FACTOR
@@ -35,7 +34,8 @@ from datasets.sources.source import Wanted
 from datasets.transforms.device import TrainTransform
 from scripts.benchmarks.benchmark_train import MODEL, link_images, make_images
 from scripts.benchmarks.programs import (
-    add_timm_flag,
+    add_number,
+    benchmark_parser,
     build_command,
     check_comparable,
     first_step,
@@ -43,12 +43,11 @@ from scripts.benchmarks.programs import (
     run_to_end,
 )
 from scripts.benchmarks.turns import PER_CPU, SPEED, Figures, compare, figures_table, ratio_table, speed, speed_ratios
-from scripts.flags import add_flag, flag_parser, split_flags
+from scripts.flags import split_flags
 from utils.device import keep_freed_memory, synchronize
 from utils.distributed import ProcessContext, single_process
 from utils.processes.entry import run_script
 
-SCRIPT = "benchmarks/benchmark_input.py"
 DEFAULTS = ["-batch_size=32", "-num_workers=2"]
 FIRST_STEPS = {"main_single_gpu.py": "jpeg", "timm's train.py": "timm"}
 PAIRS = [tuple(FIRST_STEPS), ("-eval", "validate.py"), ("-predict", "inference.py")]
@@ -61,12 +60,10 @@ LOADERS = [(OURS, TIMM)]
 
 
 def main(argv: list[str]) -> int:
-    parser = flag_parser(SCRIPT, "Compares the speed of our loader with timm's.")
-    add_flag(parser, "data", type=Path, metavar="FOLDER", help="class folders of JPEGs (default: made by the script)")
-    add_timm_flag(parser)
-    add_flag(parser, "images", type=positive, default=600, metavar="N", help="images of the programs (default: 600)")
-    add_flag(parser, "rounds", type=positive, default=3, metavar="N", help="turns of each contender (default: 3)")
-    add_flag(parser, "seconds", type=float, default=2.0, metavar="S", help="length of a turn (default: 2)")
+    parser = benchmark_parser("benchmark_input.py", "Compares the speed of our loader with timm's.")
+    add_number(parser, "images", 600, "images of the programs")
+    add_number(parser, "rounds", 3, "turns of each contender")
+    add_number(parser, "seconds", 2.0, "length of a turn", float)
     flags, rest = split_flags(parser, argv)
     rest = [*DEFAULTS, *rest]
     config = parse_command_line(rest).config.changed(train=Train())

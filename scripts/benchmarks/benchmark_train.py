@@ -26,7 +26,7 @@ from PIL import Image
 from torch import nn
 
 from configs.command_line import parse_command_line
-from configs.flags import positive
+from configs.flags import add_flag
 from configs.schema import Config, Train
 from datasets.transforms.device import Normalize
 from engine.precision.policy import Precision
@@ -35,7 +35,8 @@ from engine.training.trial import build_state, ready_batches
 from scripts.benchmarks.programs import (
     MODES,
     PROGRAMS,
-    add_timm_flag,
+    add_number,
+    benchmark_parser,
     build_command,
     check_comparable,
     parse_names,
@@ -52,7 +53,7 @@ from scripts.benchmarks.turns import (
     speed,
     speed_ratios,
 )
-from scripts.flags import add_flag, flag_parser, split_flags
+from scripts.flags import split_flags
 from utils.device import peak_memory_bytes, synchronize, visible_gpus
 from utils.distributed import single_process
 from utils.errors import UserError
@@ -114,7 +115,6 @@ def link_images(images: Path, folder: Path, entries: int, copies: bool = False) 
                 entry.symlink_to(image)
 
 
-SCRIPT = "benchmarks/benchmark_train.py"
 NO_DROPOUT = ["-opts", "MODEL.DROPOUT=0.0", "MODEL.ATTENTION_DROPOUT=0.0"]
 MODEL = ["-cfg=configs/vit_tiny_patch16_224.yaml", *NO_DROPOUT]
 DEFAULTS = [*MODEL, "-batch_size=32", "-num_workers=2", "-amp"]
@@ -124,7 +124,7 @@ SUPPORTED = {"accum_iter": 1, "model_ema": False, "mixup_alpha": 0.0, "cutmix_al
 
 
 def main(argv: list[str]) -> int:
-    flags, rest = split_flags(benchmark_parser(), argv)
+    flags, rest = split_flags(_parser(), argv)
     if not any(word.lstrip("-").startswith("cfg") for word in rest):
         rest = [*DEFAULTS, *rest]
     rest = [*rest, "-opts", "MODEL.PRETRAINED=null"]  # a step takes as long with random weights
@@ -187,18 +187,17 @@ def duration_rows(figures: Figures, step_images: int) -> list[list[str]]:
     return rows
 
 
-def benchmark_parser() -> argparse.ArgumentParser:
-    parser = flag_parser(SCRIPT, "Compares training through the entry script with a bare loop and timm's train.py.")
-    add_timm_flag(parser)
-    add_flag(parser, "data", type=Path, metavar="FOLDER", help="class folders of JPEGs (default: made by the script)")
+def _parser() -> argparse.ArgumentParser:
+    about = "Compares training through the entry script with a bare loop and timm's train.py."
+    parser = benchmark_parser("benchmark_train.py", about)
     programs = "; ".join(f"{name}: {text}" for name, text in PROGRAMS.items())
     add_flag(parser, "programs", metavar="A,B", help=f"{programs} (default: all that can run here)")
     modes = f"each program in these precisions, of {', '.join(MODES)} (default: the recipe's)"
     add_flag(parser, "modes", metavar="A,B", help=modes)
-    add_flag(parser, "rounds", type=positive, default=6, metavar="N", help="turns of each (default: 6)")
-    add_flag(parser, "warmup", type=positive, default=8, metavar="N", help="steps before (default: 8)")
-    add_flag(parser, "steps", type=positive, default=12, metavar="N", help="timed steps (default: 12)")
-    add_flag(parser, "interval", type=positive, default=4, metavar="N", help="steps between log lines (default: 4)")
+    add_number(parser, "rounds", 6, "turns of each")
+    add_number(parser, "warmup", 8, "steps before")
+    add_number(parser, "steps", 12, "timed steps")
+    add_number(parser, "interval", 4, "steps between log lines")
     add_flag(parser, "worker", action="store_true", help=argparse.SUPPRESS)  # run the bare loop in this process
     return parser
 

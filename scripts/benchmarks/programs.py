@@ -12,20 +12,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.command_line import parse_command_line
 from configs.compare import values_of
-from configs.flags import keys_of_program
+from configs.flags import add_flag, keys_of_program, positive
 from configs.programs import programs
 from configs.schema import Config, Loss, LRScheduler
 from configs.yaml_io import read_yaml
 from engine.training.optimizer import timm_name
 from scripts.benchmarks.turns import CORES, SPEED
-from scripts.flags import add_flag
+from scripts.flags import new_file, script_parser
 from utils.device import visible_gpus
 from utils.errors import UserError, did_you_mean
 
@@ -209,8 +209,20 @@ def _readings(process: Any, limit: threading.Timer) -> Iterator[Reading]:
     raise UserError(failure_reason(process.wait(), lines))
 
 
-def add_timm_flag(parser: argparse.ArgumentParser) -> None:
+def benchmark_parser(script: str, description: str) -> argparse.ArgumentParser:
+    """The parser of a benchmark, with the flags that all of them have."""
+    parser = script_parser(f"benchmarks/{script}", "-cfg FILE [flags] [flags of main_single_gpu.py]", description)
+    add_flag(parser, "json", type=new_file, metavar="FILE", help="also write the figures to this file")
+    add_flag(parser, "data", type=Path, metavar="FOLDER", help="class folders of JPEGs (default: made by the script)")
     add_flag(parser, "timm_train", type=Path, metavar="PATH", help="train.py of a checkout of timm")
+    return parser
+
+
+def add_number(
+    parser: argparse.ArgumentParser, name: str, default: float, text: str, kind: Callable[[str], float] = positive
+) -> None:
+    """text: of the help, without the default."""
+    add_flag(parser, name, type=kind, default=default, metavar="N", help=f"{text} (default: {default:g})")
 
 
 def check_comparable(config: Config) -> None:
