@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from configs.yaml_io import Values
 from datasets.decoding.images import BadImage
 from utils.torch_compat import shared_zeros
 
@@ -88,7 +89,7 @@ class ImageSlots:
     def message(self, batch: Batch) -> "_Message":
         """Stands for a batch, whose images are in the latest slot: the rank receives the batch."""
         drawn = {name: tuple(map(_without_file, tensors)) for name, tensors in batch.drawn.items()}
-        arrays: dict[str, Any] = {"images": None, "targets": batch.targets.numpy(), "drawn": drawn}
+        arrays: Values = {"images": None, "targets": batch.targets.numpy(), "drawn": drawn}
         return _Message(self._key, self._place, batch._replace(**arrays))
 
 

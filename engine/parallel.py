@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from configs.schema import Parallel, Train
+from configs.yaml_io import Values
 from engine.progress import EpochProgress, Observer, TrainClock
 from models.blocks import blocks_of, inside_stages, local_tensor, share_drop_path
 from utils.device import untimed_convolutions
@@ -96,7 +97,7 @@ class Strategy:
     def sync_buffers(self, model: nn.Module) -> None:
         """Copies rank 0's buffers (running statistics) to every rank before an evaluation."""
 
-    def gather(self, content: dict[str, Any]) -> dict[str, Any]:
+    def gather(self, content: Values) -> Values:
         """The content of a checkpoint with whole tensors, on rank 0: of a sharded model, copies in host memory."""
         return content
 
@@ -107,11 +108,11 @@ class Strategy:
         """
         return tensor
 
-    def load_model_state(self, model: nn.Module, state: dict[str, Any]) -> None:
+    def load_model_state(self, model: nn.Module, state: Values) -> None:
         own = model.state_dict()
         model.load_state_dict({name: self.receive(tensor, own.get(name)) for name, tensor in state.items()})
 
-    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Values) -> None:
         """Restores the moments and the kind of momentum; weight decay, betas and other settings stay as they are.
 
         Raises ValueError: the state belongs to other parameters.
@@ -307,7 +308,7 @@ class FSDP(Strategy):
             yield
             unit.reshard()
 
-    def gather(self, content: dict[str, Any]) -> dict[str, Any]:
+    def gather(self, content: Values) -> Values:
         from torch.distributed.tensor import DTensor
 
         def to_host(tensor: Tensor) -> Tensor | None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema.operating_point import UNDECIDED, Decision
+from configs.yaml_io import Values
 from datasets.sources.samples import UNKNOWN
 from utils.distributed import ProcessContext, all_reduce_sum
 from utils.metric_table import METRICS, Metric
@@ -265,5 +266,5 @@ class Observer:
     def after_epoch(self, progress: EpochProgress, ends: bool) -> None:
         """Called when an epoch is complete, before it is saved. ends: whether the run ends with it."""
 
-    def after_save(self, path: Path, content: dict[str, Any]) -> None:
+    def after_save(self, path: Path, content: Values) -> None:
         """Called by the writer's thread with a checkpoint that it has written, on the main process."""

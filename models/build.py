@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from configs.schema import Data
 from configs.schema.families.registry import FAMILIES
 from configs.schema.model import Model
+from configs.yaml_io import Values
 from models.blocks import pool_tokens
 from models.kernels import select_attention, use_fast_dropout
 from models.recompute import enable_grad_checkpointing
@@ -129,7 +130,7 @@ def halonet(
     blocks = []
     for stage, kinds in enumerate(stages):
         # timm uses the stride of the first block of a stage, and the attention of blocks that have one.
-        shape: dict[str, Any] = {"d": 1, "c": widths[stage], "s": strides[stage], "gs": 0, "br": 0.25}
+        shape: Values = {"d": 1, "c": widths[stage], "s": strides[stage], "gs": 0, "br": 0.25}
         attention = {"block_size": block_size, "halo_size": halo_size, "num_heads": num_heads[stage]}
         shape |= {"self_attn_layer": "halo", "self_attn_kwargs": attention}
         types = ("self_attn" if kind == "attn" else kind for kind in kinds)
@@ -167,7 +168,7 @@ def mobileone(
 
 
 def _mobileone_block(width: int, stride: int, has_se: bool, gs: int, **block_kwargs: int) -> ByoBlockCfg:
-    se: dict[str, Any] = {"attn_layer": "se", "attn_kwargs": {"rd_channels": width // 16}} if has_se else {}
+    se: Values = {"attn_layer": "se", "attn_kwargs": {"rd_channels": width // 16}} if has_se else {}
     return ByoBlockCfg(type="one", d=1, c=width, s=stride, gs=gs, block_kwargs=block_kwargs, **se)
 
 

@@ -14,10 +14,11 @@ import torch
 import triton
 from torch import Tensor, nn
 
+from configs.yaml_io import Values
 from models import fused_kernels as kernels
 
 
-def mask_of(dropout: Any) -> dict[str, Any]:
+def mask_of(dropout: Any) -> Values:
     """A kernel's arguments for a dropout, or for none. The seeds are of torch's generator of the CPU, which each
     micro-step seeds: no GPU waits.
     """
@@ -33,12 +34,12 @@ def _programs(x: Tensor, blocks: int, per_processor: int) -> int:
     return min(blocks, processors * per_processor)
 
 
-def _options(warps: int) -> dict[str, Any]:
+def _options(warps: int) -> Values:
     """Triton's options. Its default of fused multiply-adds changes with 3.10, and 3.9 warns of it."""
     return {"num_warps": warps, "enable_fp_fusion": True}
 
 
-def _row(width: int, warps: int) -> dict[str, Any]:
+def _row(width: int, warps: int) -> Values:
     """The size of a program that holds a row, and its options. warps: for 1,024 columns."""
     block = triton.next_power_of_2(width)
     return {"BLOCK": block, **_options(min(16, max(1, warps * block // 1024)))}

@@ -20,6 +20,7 @@ from configs.schema import Data
 from configs.schema.families.family import OWN_KEYS, TimmModel
 from configs.schema.model import Model
 from configs.schema.section import without
+from configs.yaml_io import Values
 from utils.device import find_shortage, on_meta_device
 from utils.errors import UserError, did_you_mean, first_line
 from utils.file_formats.hf_folder import ANSWER_SECONDS, WEIGHTS, download, explained
@@ -56,7 +57,7 @@ def build_timm(options: TimmModel, data: Data) -> nn.Module:
     name = options.name
     kwargs = options.kwargs or {}
     check_name(name)
-    arguments = {"img_size": data.image_size} | shared_arguments(options, data) | kwargs
+    arguments: Values = {"img_size": data.image_size} | shared_arguments(options, data) | kwargs
     with errors_of_building(f"MODEL.NAME: {name}", data):
         if kwargs:
             check_kwargs(name, kwargs)
@@ -67,7 +68,7 @@ def build_timm(options: TimmModel, data: Data) -> nn.Module:
     return model
 
 
-def _create(name: str, arguments: dict[str, Any]) -> nn.Module:
+def _create(name: str, arguments: Values) -> nn.Module:
     """timm's model. A size of images, and rates of 0, are left out where its constructor has no such argument."""
     optional = {key for key in arguments if key == "img_size" or (key in _RATES and arguments[key] == 0)}
     try:
@@ -108,7 +109,7 @@ def published_on_hub(name: str) -> tuple[str, tuple[str, ...]]:
     return published.hf_hub_id, (published.hf_hub_filename,) if published.hf_hub_filename else WEIGHTS
 
 
-def check_kwargs(name: str, kwargs: dict[str, Any]) -> None:
+def check_kwargs(name: str, kwargs: Values) -> None:
     """Raises UserError for a key of MODEL.KWARGS that the class of the model does not have, or that has its own key."""
     with on_meta_device():
         model_class = type(timm.create_model(name))
@@ -138,7 +139,7 @@ def class_arguments(model_class: type[nn.Module]) -> set[str]:
     return names
 
 
-def published_preprocessing(name: str) -> tuple[dict[str, Any], dict[str, Any], str]:
+def published_preprocessing(name: str) -> tuple[Values, Values, str]:
     """As `preprocessing_of` timm's `pretrained_cfg` of the weights `name`, and their name in timm.
 
     Empty for a name that timm does not know: `build_timm` refuses it.
@@ -151,7 +152,7 @@ def published_preprocessing(name: str) -> tuple[dict[str, Any], dict[str, Any], 
     return *preprocessing_of(published.to_dict()), f"timm's {published.architecture}.{published.tag}"
 
 
-def preprocessing_of(published: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def preprocessing_of(published: Values) -> tuple[Values, Values]:
     """The keys of DATA in a `pretrained_cfg` of timm's: of a training, and the ones that differ in an evaluation.
 
     An evaluation has the published test size, test crop and crop mode, as in timm's validate.py.
@@ -172,7 +173,7 @@ def preprocessing_of(published: dict[str, Any]) -> tuple[dict[str, Any], dict[st
     return of_train | same, differing
 
 
-def shared_arguments(options: Model, data: Data) -> dict[str, Any]:
+def shared_arguments(options: Model, data: Data) -> Values:
     """The arguments that timm's models have in common.
 
     Not all families accept all rates: 0 is an argument of TYPE timm only, whose models have rates of their own.

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from configs.schema import Data
 from configs.schema.families.family import TransformersModel
 from configs.schema.section import without
+from configs.yaml_io import Values
 from models.blocks import add_mixin
 from models.timm_model import check_image_size, errors_of_building
 from utils.errors import UserError
@@ -41,7 +42,7 @@ _UNDECAYED = re.compile(r"(tokens?|class_embedding)$|position|pos_emb|attention_
 _DEPTHS = ("stage_num_blocks", "depths", "depth", "num_hidden_layers")  # of configurations; the first that is stated
 _INNERMOST = ("efficientnet", "mobilenet_v2", "mobilevit", "mobilevitv2")  # state no depths; their blocks were checked
 _INTERPOLATES = "interpolate_pos_encoding"  # an argument of a pass
-_FILES: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+_FILES: Values = {"local_files_only": True, "trust_remote_code": False}
 
 
 def _library() -> Any:
@@ -52,7 +53,7 @@ def _library() -> Any:
     return library
 
 
-def _configuration(values: dict[str, Any]) -> tuple[Any, Any]:
+def _configuration(values: Values) -> tuple[Any, Any]:
     """transformers' configuration, and the class that builds it: `AutoModel` if it has no classifier of this kind."""
     library = _library()
     kind = values.get("model_type")

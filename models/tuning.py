@@ -21,6 +21,7 @@ from timm.models import group_parameters
 from torch import Tensor, nn
 
 from configs.schema.model import Lora, Model
+from configs.yaml_io import Values
 from models.blocks import add_mixin, blocks_of
 from models.timm_model import classifiers
 from models.weights.names import State, head_names
@@ -206,7 +207,7 @@ PEFT_FOLDER = "adapter"
 _PREFIX = "base_model.model."
 
 
-def write_peft_folder(checkpoint: Path, content: dict[str, Any], model: nn.Module, options: Lora) -> None:
+def write_peft_folder(checkpoint: Path, content: Values, model: nn.Module, options: Lora) -> None:
     """Writes `adapter_model.safetensors`, with the trained head, and `adapter_config.json` beside a checkpoint.
 
     `PeftModel.from_pretrained(model, folder)` opens the folder, with timm's model as base. Raises OSError.

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from configs.schema import Data
 from configs.schema.families.family import ViT
+from configs.yaml_io import Values
 from models.timm_model import check_image_size, errors_of_building
 from models.vit_stem import ConvolutionalStem
 from utils.errors import UserError, did_you_mean
@@ -121,7 +122,7 @@ def build_vit(options: ViT, data: Data) -> VisionTransformer:
     return vit
 
 
-def evaluation_arguments(options: ViT, data: Data) -> dict[str, Any]:
+def evaluation_arguments(options: ViT, data: Data) -> Values:
     """timm's arguments that change the forward pass in evaluation."""
     keys = ("patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias", "global_pool", "init_values")
     return {key: getattr(options, key) for key in keys} | {

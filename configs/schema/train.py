@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -169,7 +169,7 @@ class Horizon:
         return at
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Values:
         """By dotted key."""
         return {"TRAIN.NUM_EPOCHS": self.num_epochs, "TRAIN.PLANS": self.plans}
 

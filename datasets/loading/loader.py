@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from configs.batch_plan import BatchPlan, EpochLayout
 from configs.schema import Config, Data
 from configs.schema.data import AUTO
+from configs.yaml_io import Values
 from datasets.batch import PADDING, PREFETCH_FACTOR, Batch, ImageSlots, is_padding, slots_shape
 from datasets.decoding.decode import open_with_pillow
 from datasets.decoding.images import BadImage
@@ -173,7 +174,7 @@ class Loader:
         self.refuses_bad = reader.data.on_bad_image == "error"
         source_timeout = _SOURCE_TIMEOUT_SHARE * reader.timeout_seconds
         self._reader.samples, batch_sampler = reader.samples.for_loader(sampler, source_timeout)
-        of_workers: dict[str, Any] = {}
+        of_workers: Values = {}
         self._slots_shape: tuple[int, ...] = (0,)
         if workers:
             of_workers = {

@@ -10,11 +10,12 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from configs.schema.section import without
+from configs.yaml_io import Values
 from datasets.shards.records import Label, Record, is_class_name
 from datasets.sources.class_names import positions
 from datasets.sources.samples import MAX_FILE_BYTES
@@ -169,7 +170,7 @@ def _number_together(indexes: Sequence[Index]) -> tuple[list[str], list[np.ndarr
 def encode_index(index: Index) -> bytes:
     """The content of the file of an index."""
     text = json.dumps([_FORMAT, index.shards, index.class_names or None, index.label_key, index.group_key])
-    arrays: dict[str, Any] = {name: np.asarray(index.arrays[name], dtype) for name, dtype in _COLUMNS.items()}
+    arrays: Values = {name: np.asarray(index.arrays[name], dtype) for name, dtype in _COLUMNS.items()}
     np.savez(file := io.BytesIO(), about=np.frombuffer(text.encode(), np.uint8), **arrays)
     return file.getvalue()
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch.utils.data import get_worker_info
 
+from configs.yaml_io import Values
 from datasets.shards.index import LOCAL_VERSION, Shard
 from datasets.shards.records import chunks_of
 from datasets.sources.listing import Names, list_directory
@@ -168,7 +169,7 @@ class RemoteFiles:
         self.attempt_seconds = min(_READ_SECONDS, timeout_seconds / 4)
         scheme, _, rest = root.partition("://")
         has_plain_endpoint = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
-        options: dict[str, Any] = {
+        options: Values = {
             "client_options": {
                 "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, self.attempt_seconds)),
                 "read_timeout": timedelta(seconds=self.attempt_seconds),

@@ -32,6 +32,7 @@ from torch.nn.functional import interpolate
 
 from configs.parts import HOST_AUGMENTATIONS, Plugin, running_plugins
 from configs.schema import Data, Train
+from configs.yaml_io import Values
 from datasets.batch import Drawn
 from datasets.decoding.decode import LazyImage, from_pillow, to_pillow
 from datasets.transforms.device import Box, RandomDeviceOperation, device_operations
@@ -91,7 +92,7 @@ def _auto_augment(channels: int) -> list[list[_Operation]]:
     return [[_as_paddle(operation) for operation in pair] for pair in pairs]
 
 
-def _paddle_parameters(channels: int) -> dict[str, Any]:
+def _paddle_parameters(channels: int) -> Values:
     return {
         "magnitude_std": 0.5,
         "translate_const": 100,  # pixels

@@ -18,7 +18,7 @@ from torch import Tensor
 from configs.batch_plan import EpochLayout
 from configs.load import RUN_OPTIONS
 from configs.weights import PADDLE, read_entries
-from configs.yaml_io import format_value, parse_value
+from configs.yaml_io import Values, format_value, parse_value
 from datasets.sources.listing import name_like
 from engine.checkpoint.run_folder import (
     BEST,
@@ -76,7 +76,7 @@ class CheckpointPlace(NamedTuple):
 
     path: Path
     progress: tuple[int, float]
-    best: dict[str, Any] | None
+    best: Values | None
 
     @property
     def is_best(self) -> bool:
@@ -84,7 +84,7 @@ class CheckpointPlace(NamedTuple):
         return self.best is not None and self.progress == (self.best["epoch"], 0.0)
 
 
-def _place_of(path: Path, state: dict[str, Any]) -> CheckpointPlace:
+def _place_of(path: Path, state: Values) -> CheckpointPlace:
     steps = EpochLayout.of_geometry(state["geometry"]).steps_per_epoch
     return CheckpointPlace(path, (state["epoch"], state["done_steps"] / max(steps, 1)), state["best"])
 
@@ -110,7 +110,7 @@ class FoundCheckpoint:
     """
 
     path: Path
-    state: dict[str, Any]
+    state: Values
     notes: list[str]
     run_folder: Path | None
     places: list[CheckpointPlace]
@@ -249,7 +249,7 @@ def find_best(found: FoundCheckpoint, context: ProcessContext) -> Path | None:
     return find_on_main(first_valid, context)
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
+def load_checkpoint(path: Path) -> Values:
     """Reads a checkpoint that `CheckpointWriter` wrote; runs no code of the file. LARGE entries stay in the file.
 
     Raises UserError: the file is damaged, of another program or format, or contains non-finite weights.
@@ -284,7 +284,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return state | tree_map_only(Tensor, torch.clone, small)  # a run keeps them, and not the file
 
 
-def _check_content(path: Path, state: dict[str, Any]) -> None:
+def _check_content(path: Path, state: Values) -> None:
     if state.get("format") != FORMAT:
         raise UserError(f"{path}: is not a checkpoint of format {FORMAT}; resume with the version that wrote it")
     try:
@@ -301,14 +301,14 @@ def _check_content(path: Path, state: dict[str, Any]) -> None:
         raise UserError(f"{path}: contains NaN or infinite values in {name}; use an earlier checkpoint")
 
 
-def _non_finite(state: dict[str, Any]) -> str:
+def _non_finite(state: Values) -> str:
     """The first tensor of the weights with a NaN or infinite value; '' if there is none."""
     named = {f"{key} {format_value(name)}": one for key in WEIGHTS for name, one in (state[key] or {}).items()}
     flags = torch.stack([one.isfinite().all() for one in named.values()]).tolist() if named else []  # one wait
     return next((name for name, is_finite in zip(named, flags, strict=True) if not is_finite), "")
 
 
-def _is_consistent(state: dict[str, Any]) -> bool:
+def _is_consistent(state: Values) -> bool:
     """Returns whether a run can be at the position that the state gives."""
     try:
         read_split(state, {})
@@ -322,7 +322,7 @@ def _is_consistent(state: dict[str, Any]) -> bool:
     return bool(has_sums) and state["done_steps"] <= steps and _is_best(state["best"])
 
 
-def _is_best(entry: dict[str, Any] | None) -> bool:
+def _is_best(entry: Values | None) -> bool:
     """Returns whether a trainer can have made the entry."""
     if entry is None:
         return True
@@ -340,7 +340,7 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self, folder: Path, keep: int, on_written: Callable[[Path, dict[str, Any]], None], is_copy: bool = False
+        self, folder: Path, keep: int, on_written: Callable[[Path, Values], None], is_copy: bool = False
     ) -> None:
         """keep: number of periodic checkpoints. on_written: called with each checkpoint and its content.
         is_copy: the tensors to save are copies in host memory."""
@@ -365,7 +365,7 @@ class CheckpointWriter:
         if self._pending and self._pending.done():
             self.wait()
 
-    def save(self, state: dict[str, Any], is_best: bool, periodic: str | None, is_later: bool = True) -> None:
+    def save(self, state: Values, is_best: bool, periodic: str | None, is_later: bool = True) -> None:
         """Writes the last checkpoint; its files also become the best one and `periodic` if those are due.
 
         is_later: than the last checkpoint, which becomes the previous one; else its step is the same one.
@@ -375,7 +375,7 @@ class CheckpointWriter:
         last = self.folder / LAST
         if name := _non_finite(state):
             raise UserError(f"{last}: not written: NaN or infinite values in {name}; lower -lr, set TRAIN.GRAD_CLIP=1")
-        content = {"format": FORMAT} | state
+        content: Values = {"format": FORMAT} | state
         for entry in WEIGHTS:
             if state[entry]:  # without an average None
                 content[entry] = {name: one.contiguous() for name, one in state[entry].items()}
@@ -389,7 +389,7 @@ class CheckpointWriter:
             content = tree_map_only(Tensor, lambda one: one.detach().to("cpu", copy=True), content)
         self._pending = self._thread.submit(self._write, content, is_best, periodic, is_later)
 
-    def _write(self, content: dict[str, Any], is_best: bool, periodic: str | None, is_later: bool) -> None:
+    def _write(self, content: Values, is_best: bool, periodic: str | None, is_later: bool) -> None:
         last = self.folder / LAST
         atomic_save(last, content, previous=self.folder / PREVIOUS if is_later else None)
         link_copies(last, is_best, periodic, self.keep)

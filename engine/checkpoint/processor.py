@@ -17,6 +17,7 @@ from torch import Tensor
 
 from configs.schema import Data
 from configs.schema.data import MAX_CROP_PCT
+from configs.yaml_io import Values
 from datasets.decoding.decode import LazyImage, open_image
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_eval_host_transform
@@ -34,7 +35,7 @@ _FOLDED = {  # keys whose effect the answers show, or that change no pixel
 }  # fmt: skip
 
 
-def published_in(folder: Path) -> dict[str, Any]:
+def published_in(folder: Path) -> Values:
     """The preprocessing of the processor in a folder, as a `pretrained_cfg` of timm.
 
     Raises UserError: this program gives other pixels; names the keys that it does not follow. Exceptions of
@@ -56,7 +57,7 @@ def published_in(folder: Path) -> dict[str, Any]:
     pictures = [_picture(2 * height, 2 * width, "RGBA"), _picture(2 * height, 3 * width, "RGB")]
     images = list(map(_open, pictures))
     answers = [_answer(processor, picture)[order] for picture in pictures]
-    best: dict[str, Any] = config
+    best: Values = config
     least = math.inf
     for side, mode in product(_sides(values, min(height, width)), ("center", "squash")):
         found = config | {"crop_mode": mode, "crop_pct": min(height, width) / side}
@@ -84,7 +85,7 @@ def _without_noise(values: Tensor) -> tuple[float, ...]:
     return tuple(float(f"{number:.6g}") + 0.0 for number in values.tolist())
 
 
-def _sides(values: dict[str, Any], shown: int) -> set[int]:
+def _sides(values: Values, shown: int) -> set[int]:
     """The lengths to which the processor may resize the shorter side."""
     sizes = [values.get(key) or {} for key in ("size", "crop_size")]
     stated = {side for size in sizes for side in size.values()} - {None}
@@ -107,7 +108,7 @@ def _open(picture: Image.Image) -> LazyImage:
     return open_image(file.getvalue(), 3, lambda: "a picture")
 
 
-def _difference(config: dict[str, Any], image: LazyImage, answer: Tensor) -> float:
+def _difference(config: Values, image: LazyImage, answer: Tensor) -> float:
     """The mean difference between the answer and the pixels of an evaluation by `config`; infinite for other shapes."""
     training, evaluation = preprocessing_of(config)
     data = Data.model_validate(training | evaluation)

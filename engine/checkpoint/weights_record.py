@@ -18,8 +18,7 @@ import torch
 from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
-from configs.schema import Data
-from configs.schema.model import Model
+from configs.schema import Data, Model
 from configs.schema.operating_point import UNDECIDED, Decision, OperatingPoint
 from configs.schema.section import only
 from configs.versions import refuse_newer, without_gone_labels
@@ -32,6 +31,7 @@ from configs.weights import (
     data_of_size,
     described_model,
 )
+from configs.yaml_io import Values
 from datasets.sources.class_names import names_by_number
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
@@ -74,14 +74,14 @@ _MAX_FLOAT = float(np.finfo(np.float32).max)
 _MAX_NAMES_BYTES, _MAX_NUMBERS = 10**8, 10**6  # of an array
 
 
-def split_to_entry(split: RunSplit | None) -> dict[str, Any] | None:
+def split_to_entry(split: RunSplit | None) -> Values | None:
     """The digest and the paths of the held-out images, and 8 bytes of each training image; about 1 MB per 100,000."""
     if split is None:
         return None
     return _held_out_entry(split, _to_tensor) | {"trained": torch.from_numpy(split.trained.view(np.int64))}
 
 
-def _held_out_entry(split: RunSplit, stored: Callable[[tuple[str, ...]], Any]) -> dict[str, Any]:
+def _held_out_entry(split: RunSplit, stored: Callable[[tuple[str, ...]], Any]) -> Values:
     """stored: names -> the form in which the entry has them."""
     entry = {"digest": split.digest, "held_out": stored(split.held_out or ())}
     if split.held_out_groups:
@@ -102,7 +102,7 @@ def _to_names(names: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def exported_entry(split: RunSplit | None) -> dict[str, Any]:
+def exported_entry(split: RunSplit | None) -> Values:
     """The entry of weights as JSON, by its name; empty if the split is not known.
 
     trained: the hashes of the training images, so that an evaluation of them has the warning of a checkpoint; left out
@@ -163,16 +163,16 @@ _KEY_OF = {
 }
 
 
-def describe_data(data: Data, class_names: Sequence[str] | None) -> dict[str, Any]:
+def describe_data(data: Data, class_names: Sequence[str] | None) -> Values:
     """The entries `class_names` and `preprocessing`."""
     values = data.model_dump(mode="json", by_alias=True, include={key.lower() for key in _KEY_OF.values()})
     preprocessing = {entry: values[key] for entry, key in _KEY_OF.items()}
     return {"class_names": class_names and list(class_names), "preprocessing": preprocessing}
 
 
-def decision_to_entries(decision: Decision) -> dict[str, Any]:
+def decision_to_entries(decision: Decision) -> Values:
     """The entries of a decision; empty if nothing is decided."""
-    entries: dict[str, Any] = {}
+    entries: Values = {}
     if decision.thresholds is not None:
         probabilities = torch.tensor(decision.thresholds, dtype=torch.float64).sigmoid()
         entries = {THRESHOLD_LOGITS: list(decision.thresholds), THRESHOLDS: probabilities.tolist()}
@@ -216,7 +216,7 @@ class _Description(BaseModel, strict=True):
     """The form that `describe_data` gives the entries, and the thresholds of the classes."""
 
     class_names: Annotated[list[str], Field(min_length=1)] | None
-    preprocessing: dict[str, Any] | None
+    preprocessing: Values | None
     thresholds: list[Annotated[float, Field(ge=0, le=1)]] | None
     threshold_logits: list[Annotated[float, Field(ge=-_MAX_FLOAT, le=_MAX_FLOAT)]] | None
     operating_point: OperatingPoint | None
@@ -239,7 +239,7 @@ def check_description(state: Mapping[str, Any]) -> None:
         raise ValueError(f"preprocessing: {', '.join(missing)} missing")
 
 
-def check_values(model: type[BaseModel], values: dict[str, Any]) -> None:
+def check_values(model: type[BaseModel], values: Values) -> None:
     """Raises ValueError: names the first wrong value, or the first unknown key."""
     try:
         model.model_validate(values)
@@ -250,7 +250,7 @@ def check_values(model: type[BaseModel], values: dict[str, Any]) -> None:
         raise ValueError(f"{name} {problem}".strip()) from None
 
 
-def to_metadata(description: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:
+def to_metadata(description: Values, options: Values) -> dict[str, str]:
     """The metadata of an exported file, as JSON; `read_record` reads it from a .safetensors file.
 
     description: as from `describe_data`. options: sections of options, from `options_to_export`.
@@ -282,7 +282,7 @@ def weights_record(model: Model, weights: WeightsFile | None = None, source: str
     return own or replace(_record_beside(published, weights), kwargs=_arguments_of(weights, model))
 
 
-def _arguments_of(weights: WeightsFile, model: Model) -> dict[str, Any]:
+def _arguments_of(weights: WeightsFile, model: Model) -> Values:
     """The arguments of timm's model that the file states. MODEL.KWARGS={}: none. Raises UserError: an unknown one, also
     of MODEL.TYPE vit.
     """
@@ -348,7 +348,7 @@ def _stated_names(weights: WeightsFile) -> list[str] | None:
     content = weights.entries
     meta = entries_of(content.get("meta"))  # of mmengine
     others = [entries_of(content.get(name)) for name in ("config", "datamodule_hyper_parameters", "model_init_args")]
-    entries = dict[str, Any]()
+    entries = Values()
     for place in (*others, meta, entries_of(meta.get("dataset_meta")), weights.arguments, content):
         entries |= {str(key).lower(): value for key, value in place.items()}  # the last place decides
     for key, no_name in _NAME_ENTRIES.items():
@@ -437,7 +437,7 @@ def read_record(path: str) -> WeightsRecord | None:
     return record_in(read_weights(path))
 
 
-def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:
+def record_of(content: Values, options: Any) -> WeightsRecord:
     """The record in the entries and the options of a checkpoint.
 
     Raises ValueError, TypeError, KeyError, AttributeError: the content is wrong.

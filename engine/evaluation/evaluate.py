@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from configs.schema.operating_point import TO_CHOOSE, Decision
+from configs.yaml_io import Values
 from datasets.batch import PADDING, Batch
 from datasets.decoding.images import BadImage
 from datasets.loading.loader import Loader, unreadable
@@ -46,7 +46,7 @@ _FEATURES = 4096  # samples at a time
 _BATCHES_PER_GATHER = 32  # the copies of all of them would take more than the results
 _SECONDS_BETWEEN_LINES = 60.0
 
-Computed = dict[str, Any]  # arrays (N, ...), and `errors`, the reasons of unreadable samples
+Computed = Values  # arrays (N, ...), and `errors`, the reasons of unreadable samples
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Evaluator:
         with torch.inference_mode(), self.precision.autocast(), run_eagerly():
             for rows, labels in zip(values.split(_FEATURES), targets.to(weight.device).split(_FEATURES), strict=True):
                 parts.append(self._summarize(head(rows).float(), labels))
-        arrays: dict[str, Any] = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
+        arrays: Values = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
         return SampleResults(**arrays, errors=errors)
 
     def compute(

@@ -23,6 +23,7 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from configs.schema import Config, Data
+from configs.yaml_io import Values
 from datasets.batch import Batch, is_padding
 from datasets.decoding.images import BadImage
 from datasets.loading.sampler import Key
@@ -253,11 +254,11 @@ class EvaluationFiles:
     evaluator: Evaluator
 
     @property
-    def values(self) -> dict[str, Any]:
+    def values(self) -> Values:
         """The summary and the tables of the latest evaluation, also of an earlier start of the run; empty without."""
         return read_evaluation(self.folder)
 
-    def write(self, metrics: Metrics, results: SampleResults, model: nn.Module | None, **about: Any) -> dict[str, Any]:
+    def write(self, metrics: Metrics, results: SampleResults, model: nn.Module | None, **about: Any) -> Values:
         """Writes all files, each atomically; returns the content of `summary.json`, which begins with `about`.
 
         model: the evaluated one, for the attention maps; without it there are none. Raises OSError.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from configs.yaml_io import Values
 from datasets.sources.samples import UNKNOWN, is_multi_hot
 from engine.evaluation.limits import Z, clopper_pearson, newcombe, t_quantile, wilson
 from engine.evaluation.ranking import divide, read_labels, to_finite
@@ -321,7 +322,7 @@ def limits_of_classes(results: SampleResults, columns: Mapping[str, np.ndarray])
     Wilson's, and of the AUROC Newcombe's, of the samples or groups of the class.
     """
     units = units_of(results)
-    limits = dict[str, Any]()
+    limits = Values()
     for name in ("precision", "recall", "f1"):
         limits[name] = np.full((2, len(columns[name])), np.nan)
         limits[name][:, np.flatnonzero(results.per_class.count)] = _mean_over_classes(results, name, units).limits

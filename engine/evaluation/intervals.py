@@ -6,11 +6,11 @@ Legend: N samples, M readable samples, C classes.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from configs.schema.operating_point import OperatingPoint
+from configs.yaml_io import Values
 from engine.evaluation.influence import KINDS, ROUNDING, freedom_of, student_factor, units_of
 from engine.evaluation.limits import wilson
 from engine.evaluation.ranking import reaches
@@ -61,7 +61,7 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
     return [100 * max(min(low, value - below), figure.least), 100 * min(max(high, value + above), 1.0)], ""
 
 
-def ranking_of(results: SampleResults, label: int, names: Sequence[str]) -> dict[str, Any] | None:
+def ranking_of(results: SampleResults, label: int, names: Sequence[str]) -> Values | None:
     """The AUROC of a class against the others, in percent, and its interval or why there is none; None if undefined."""
     if results.scores is None:
         return None
@@ -76,7 +76,7 @@ def ranking_of(results: SampleResults, label: int, names: Sequence[str]) -> dict
     return {"class": names[label], "auroc": auroc, "interval": interval, "interval_missing": reason or None}
 
 
-def figures_at(results: SampleResults, point: OperatingPoint) -> dict[str, Any]:
+def figures_at(results: SampleResults, point: OperatingPoint) -> Values:
     """The sensitivity and the specificity at a chosen point, in percent, None if not defined; their intervals, or why
     there is none.
 
@@ -84,7 +84,7 @@ def figures_at(results: SampleResults, point: OperatingPoint) -> dict[str, Any]:
     without a threshold.
     """
     binary = decide_at(results, point)
-    found: dict[str, Any] = {**point.model_dump(by_alias=True), "goal": point.title, "confusion": None}
+    found: Values = {**point.model_dump(by_alias=True), "goal": point.title, "confusion": None}
     if point.threshold is not None:
         confusion = np.bincount(2 * binary.targets + binary.labels[:, 0], minlength=4).reshape(2, 2)
         found["confusion"] = confusion.tolist()

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from configs.schema.operating_point import Decision, OperatingPoint
+from configs.yaml_io import Values
 from datasets.batch import PADDING, is_padding
 from datasets.sources.samples import UNKNOWN, Samples, has_label, is_multi_hot
 from engine.evaluation.calibration import Calibration, calibration, choose_temperature, temper
@@ -111,7 +111,7 @@ class SampleResults:
     def take(self, rows: np.ndarray) -> "SampleResults":
         """The results of the samples at `rows` (M,), without the reasons of unreadable ones."""
         arrays = {name: getattr(self, name) for name in _PER_SAMPLE}
-        taken: dict[str, Any] = {name: array[rows] for name, array in arrays.items() if array is not None}
+        taken: Values = {name: array[rows] for name, array in arrays.items() if array is not None}
         return replace(self, errors={}, **taken)
 
     @cached_property
@@ -308,7 +308,7 @@ _PER_SAMPLE = ("targets", "labels", "probabilities", "losses", "scores", "logits
 def join_results(parts: Sequence[SampleResults]) -> SampleResults:
     """The results of all samples of the parts, such as folds, without the reasons of unreadable ones."""
     arrays = {name: [getattr(part, name) for part in parts] for name in _PER_SAMPLE}
-    joined: dict[str, Any] = {name: np.concatenate(found) for name, found in arrays.items() if found[0] is not None}
+    joined: Values = {name: np.concatenate(found) for name, found in arrays.items() if found[0] is not None}
     return replace(parts[0], errors={}, **joined)
 
 
@@ -366,7 +366,7 @@ def results_of_scores(targets: np.ndarray, scores: np.ndarray) -> SampleResults:
     if not is_multi_hot(labels):
         own = values.gather(1, labels.clamp(min=0)[:, None])[:, 0]
         ranked["losses"] = F.softplus(-own).masked_fill(labels == PADDING, 0)
-    arrays: dict[str, Any] = {name: array.numpy() for name, array in ranked.items()}
+    arrays: Values = {name: array.numpy() for name, array in ranked.items()}
     return SampleResults(**arrays)
 
 

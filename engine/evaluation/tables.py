@@ -16,6 +16,7 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 import numpy as np
 import torch
 
+from configs.yaml_io import Values
 from datasets.sources.samples import is_multi_hot
 from engine.evaluation.calibration import NUM_BINS, Calibration, join_bins
 from engine.evaluation.influence import limits_of_classes
@@ -61,13 +62,13 @@ class ResultTables:
     name: Callable[[int], str]
     checksums: np.ndarray | None = None
 
-    def write(self, metrics: Metrics, results: SampleResults, about: dict[str, Any], **more: Any) -> dict[str, Any]:
+    def write(self, metrics: Metrics, results: SampleResults, about: Values, **more: Any) -> Values:
         """Writes all tables, each atomically; returns the content of `summary.json`, from `about` to `more`.
 
         Raises OSError.
         """
         make_own_folder(self.folder)
-        self._tables: dict[str, Any] = {}
+        self._tables: Values = {}
         analyze = self._analyze_several_labels if is_multi_hot(results.targets) else self._analyze
         analyze(results)
         self._write_array("logits", results.logits, results)
@@ -100,7 +101,7 @@ class ResultTables:
         atomic_write(self.folder / SUMMARY, indented_json(summary))
         return summary
 
-    def _write_groups(self, metrics: Metrics, results: SampleResults, about: dict[str, Any]) -> None:
+    def _write_groups(self, metrics: Metrics, results: SampleResults, about: Values) -> None:
         """Writes the tables of the groups to a folder in this one, if there are scores and groups with one label."""
         shutil.rmtree(self.folder / GROUPS, ignore_errors=True)
         if results.groups is None or results.scores is None:

@@ -18,6 +18,7 @@ from timm.layers import RmsNorm, RmsNorm2d, SimpleNorm, SimpleNorm2d
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from configs.yaml_io import Values
 from models.blocks import Casting, add_mixin
 from utils.errors import UserError, did_you_mean
 from utils.torch_compat import BatchNorm, DisableTorchFunction, disable_autocast_in_compiled_backward, tree_map
@@ -106,7 +107,7 @@ class CastingMode(TorchFunctionMode):
         self.result_dtype = result_dtype
 
     def __torch_function__(
-        self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: Values | None = None
     ) -> Any:
         kwargs = kwargs or {}
         dtype = self.dtypes.get(func)

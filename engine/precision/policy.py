@@ -15,6 +15,7 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 
 from configs.schema import Amp, Config
+from configs.yaml_io import Values
 from engine.precision.master_weights import MasterWeights, WeightAverage, half_copy
 from engine.precision.non_finite import IMAGES, Origin, block_of
 from engine.precision.op_lists import cast_listed_ops, cast_norms, keeps_fp32_weights, listed_in_blocks, torch_name
@@ -154,14 +155,14 @@ class LossScaler(torch.amp.GradScaler):
         torch_compat.loss_scale(self).fill_(self.initial_scale)
         self._counts[1] = 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Values:
         counts = {"counts": self._counts.tolist()}
         if not self.dynamic:
             return counts
         state = super().state_dict()
         return {key: state[key] for key in _SAVED_KEYS} | counts
 
-    def load_state_dict(self, state: dict[str, Any], keeps_scale: bool = True) -> None:
+    def load_state_dict(self, state: Values, keeps_scale: bool = True) -> None:
         """Restores the scale and the counts. The rules, and a constant scale, come from this run's options.
 
         keeps_scale: False if this run's initial scale is another one: it then starts with it.
@@ -392,10 +393,10 @@ class Precision:
     def with_bfloat16(self) -> tuple[Amp, str]:
         return self.options.changed(dtype="bfloat16"), "-amp_dtype=bfloat16"
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Values:
         return {"dtype": str(self.dtype), "scaler": self.scaler.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any], changed: Collection[str] = ()) -> None:
+    def load_state_dict(self, state: Values, changed: Collection[str] = ()) -> None:
         """Restores the loss scale. A run resumed in another dtype starts with its own scale.
 
         changed: the keys in which the options differ from the state.

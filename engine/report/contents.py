@@ -94,7 +94,7 @@ class RunContents:
     """
 
     folder: Path
-    options: dict[str, Any]
+    options: Values
     values: Mapping[str, Any]
     epochs: list[Row]
     evaluation: EvaluationContents
@@ -178,7 +178,7 @@ class RunContents:
         return to_float(self.test_result.get(self.metric.name))
 
     @property
-    def test_result(self) -> dict[str, Any]:
+    def test_result(self) -> Values:
         test = self.values["result"].get("test")
         return test if isinstance(test, dict) else {}
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.schema.operating_point import probability_of
+from configs.yaml_io import Values
 from engine.report.charts import number_text, percent
 from engine.report.contents import EvaluationContents, RunContents, points
 from engine.report.verdict import command_of, verdict_of
@@ -58,7 +59,7 @@ def tiles_of(run: RunContents) -> tuple[list[Tile], list[Tile]]:
     remarks = {"sample_f1": "0 for an image without true and predicted labels"}
     if "calibrated" in run.evaluation.values:
         remarks["ece"] = "before the temperature"
-    shown = dict[str, Any]()  # by other tiles
+    shown = Values()  # by other tiles
     if len(run.evaluation.classes) == 2 and not run.is_multi_label:  # both have the same AUROC
         shown["auroc"] = (run.evaluation.values.get("class_auroc") or {}).get("auroc")
     shown[run.metric.name] = run.score

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from configs.command_line import unused_keys
 from configs.compare import differing_from_defaults
+from configs.yaml_io import Values
 from engine.report import charts, tables
 from engine.report.charts import MAX_NAME_CHARS, number_text, option_text, percent
 from engine.report.contents import EvaluationContents, RunContents, read_contents, suspect_picture
@@ -73,7 +74,7 @@ def run_page(run: RunContents, is_shared: bool = False) -> str:
     return _render("run.html", values, is_shared)
 
 
-def _views(evaluations: Mapping[str, EvaluationContents], is_multi_label: bool) -> list[dict[str, Any]]:
+def _views(evaluations: Mapping[str, EvaluationContents], is_multi_label: bool) -> list[Values]:
     """What the page shows of evaluations, by the end of their titles, and of their groups."""
     found = dict[str, EvaluationContents]()
     for title, evaluation in evaluations.items():
@@ -126,7 +127,7 @@ def comparison_page(
     return _render("comparison.html", values, is_shared)
 
 
-def _render(template: str, values: dict[str, Any], is_shared: bool) -> str:
+def _render(template: str, values: Values, is_shared: bool) -> str:
     # The first screen has the confusion matrix of the last images that have a small one, but groups.
     fitting = [one for one in values["views"] if one["confusion"] and len(one["confusion"][0]) <= _MAX_FIRST]
     first = next((one for one in reversed(fitting) if "by group" not in one["of"]), None)

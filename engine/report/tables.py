@@ -9,6 +9,7 @@ from mimetypes import guess_type
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from configs.yaml_io import Values
 from engine.evaluation.limits import t_quantile
 from engine.report.charts import Chart, Series, unit_of
 from engine.report.contents import EvaluationContents, RunContents
@@ -125,9 +126,9 @@ def _note_on_choice(runs: Sequence[RunContents]) -> list[str]:
     return [f"The best of {most} runs on the same images is too good by chance; on test images it is not"] * (most > 2)
 
 
-def _given(run: RunContents) -> dict[str, Any]:
+def _given(run: RunContents) -> Values:
     """The options that files, flags and -opts gave; of older runs, all options."""
-    given: dict[str, Any] = run.values["given"] or run.options
+    given: Values = run.values["given"] or run.options
     return given
 
 
@@ -215,12 +216,12 @@ class Group(NamedTuple):
     limits and p, of `compare_settings`. None without a value.
     """
 
-    options: dict[str, Any]
-    figures: dict[str, Any]
+    options: Values
+    figures: Values
     runs: Sequence[RunContents] = ()  # finished ones
 
     @property
-    def cells(self) -> dict[str, Any]:
+    def cells(self) -> Values:
         """A row of `groups.csv`."""
         return self.options | self.figures
 
@@ -283,7 +284,7 @@ def _group(keys: list[str], members: list[RunContents]) -> Group:
     derived = compared_options(members)
     options = {key: None if key in derived else members[0].options.get(key) for key in keys}
     runs = _latest([run for run in members if _is_result(run)])
-    figures: dict[str, Any] = {"metric": members[0].metric.name, "runs": len(runs)}
+    figures: Values = {"metric": members[0].metric.name, "runs": len(runs)}
     for name, found in {"": [run.score for run in runs], "test_": [run.test_score for run in runs]}.items():
         values = [value for value in found if value is not None]
         figures[f"{name}mean"] = statistics.mean(values) if values else None

@@ -2,12 +2,13 @@
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import TypeAdapter
 
 from configs.schema import Data
 from configs.schema.data import properties_of
+from configs.yaml_io import Values
 from utils.tables import three_digits
 
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
@@ -214,7 +215,7 @@ Fact = (
 _F = TypeVar("_F", bound=Fact)
 
 
-def read_fact(facts: dict[str, Any], kind: type[_F]) -> _F | None:
+def read_fact(facts: Values, kind: type[_F]) -> _F | None:
     """The fact of a kind in the entry `facts` of `run.json`; None if it is missing or damaged."""
     with suppress(ValueError):  # pydantic's errors, too
         return TypeAdapter(kind).validate_python(facts.get(kind.__name__))

@@ -21,6 +21,7 @@ from configs.command_line import Command, to_yaml
 from configs.compare import changed_options, non_default_options
 from configs.load import RUN_OPTIONS
 from configs.parts import HASH, PLUGINS_FOLDER, running_plugins
+from configs.yaml_io import Values
 from engine.checkpoint.run_folder import check_shared, check_writable, make_run_folder, write_run_options
 from engine.run.facts import Environment, Start, read_fact
 from engine.run.log import RunLogger
@@ -94,7 +95,7 @@ def enter_folder(
     """
     check_shared(folder, context)
     if context.is_main:
-        changes: dict[str, Any] = {"NAME": command.run_name}  # the options start or resume the same run
+        changes: Values = {"NAME": command.run_name}  # the options start or resume the same run
         if not command.config.eval.enabled:
             changes["MODEL.RESUME"] = None
         options = to_yaml(command.config, changes)

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from configs.yaml_io import parse_value, write_yaml
+from configs.yaml_io import Values, parse_value, write_yaml
 from engine.run.log import RunLogger
 from engine.run.record import DETAILS, RunRecord
 from utils.errors import UserError, error_from, hide_passwords, to_single_line
@@ -39,7 +39,7 @@ class LoggedRun:
     steps_done: int
     options: str
     hyperparameters: Mapping[str, str]
-    environment: dict[str, Any]
+    environment: Values
 
     def id_file(self, library: str) -> Path:
         """The file with the library's id of this run; a resumed run has one."""
@@ -108,7 +108,7 @@ class WandbLogger:
         atomic_write(run.id_file(self.name), f"{self._run.id}\n")
         self._log(f"----- {self.name}: {self._place(run.folder)}")
 
-    def _options(self, folder: Path, known_id: str | None) -> dict[str, Any]:
+    def _options(self, folder: Path, known_id: str | None) -> Values:
         return {"id": known_id, "resume": "allow", "dir": str(folder), "allow_val_change": True}
 
     def _place(self, folder: Path) -> str:
@@ -133,7 +133,7 @@ class TrackioLogger(WandbLogger):
     def _log_in(self) -> None:
         self._project = os.environ.get("TRACKIO_PROJECT", "ampvit")
 
-    def _options(self, folder: Path, known_id: str | None) -> dict[str, Any]:
+    def _options(self, folder: Path, known_id: str | None) -> Values:
         # In a notebook `embed` would start a server.
         return {"project": self._project, "resume": "allow" if known_id else "never", "embed": False}
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from configs.schema.section import only
+from configs.yaml_io import Values
 from engine.run.facts import Fact
 from utils import notes
 from utils.errors import UserError, escape_control_characters, from_here
@@ -54,7 +55,7 @@ CONFUSION = "confusion.csv"
 PICTURES = "pictures"
 MISTAKES = ("index", "path", "true", "predicted", "probability", "true_probability", "loss")  # columns
 MAX_CHARS = 1000  # of a warning
-Row = dict[str, Any]
+Row = Values
 Kind = Literal["report", "evaluation", "epoch"]  # of a row
 
 STATUS_KEYS = (
@@ -80,7 +81,7 @@ COLUMNS = [
 COLUMNS = list(dict.fromkeys([*COLUMNS, *(prefix + name for prefix in ("val_", "raw_val_") for name in METRICS)]))
 
 
-def _new_values() -> dict[str, Any]:
+def _new_values() -> Values:
     return {
         **dict.fromkeys(_STATE_KEYS),
         "state": "running",
@@ -110,7 +111,7 @@ class RunRecord:
     def __init__(self, is_main: bool = True) -> None:
         self.is_main = is_main
         self.values = _new_values()
-        self.earlier = dict[str, Any]()
+        self.earlier = Values()
         self.epochs: dict[int, Row] = {}
         self._num_in_table = 0
         self.on_end: Callable[[], None] = lambda: None
@@ -211,7 +212,7 @@ class RunRecord:
         is_own = all(written.get(key, self.values[key]) == self.values[key] for key in ("pid", "host"))
         return is_own and written.get("state", "running") in (*UNFINISHED, *states)
 
-    def _write(self, of_main: dict[str, Any]) -> None:
+    def _write(self, of_main: Values) -> None:
         """Ignores a full disk: saving a checkpoint reports it. The blocks of the old file hold the new text, too.
 
         of_main: what another rank writes: the main process has added to its record.
@@ -308,7 +309,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_run(folder: Path) -> dict[str, Any]:
+def read_run(folder: Path) -> Values:
     """The content of `run.json`; empty if the folder has none, or a damaged one. Wrong types give new values."""
     found = read_json(folder / RUN)
     values = _new_values()
@@ -344,6 +345,6 @@ def by_epoch(rows: Iterable[Row]) -> dict[int, Row]:
     return epochs
 
 
-def read_evaluation(folder: Path) -> dict[str, Any]:
+def read_evaluation(folder: Path) -> Values:
     """The content of `summary.json` and `tables.json` of an evaluation; empty if they are missing or damaged."""
     return read_json(folder / SUMMARY) | read_json(folder / TABLES)

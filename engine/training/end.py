@@ -3,9 +3,9 @@
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import Any
 
 from configs.command_line import Command
+from configs.yaml_io import Values
 from datasets.loading.loader import build_eval_loader
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import BEST, LAST
@@ -111,7 +111,7 @@ def _record_training(trainer: Trainer) -> None:
         record.update()
 
 
-def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
+def _evaluate_best(trainer: Trainer, epoch: int) -> Values | None:
     """The result on test images of the best checkpoint, of epoch `epoch`; None without some. A collective call.
 
     Writes the evaluation files of the test images, and of the validation unless the run has written them: with the
@@ -145,7 +145,7 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
     return None if test is None else with_old_names(_evaluate_test(trainer, built, test, epoch))
 
 
-def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int) -> dict[str, Any]:
+def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int) -> Values:
     """The result of a model on the held-out test images, with its files; a collective call.
 
     Unreadable images are skipped and listed: they must not turn a finished training into a failed one.
@@ -205,7 +205,7 @@ class End:
     signal: str | None = None
 
 
-def end_of(result: dict[str, Any], signal: Interrupted | None, num_epochs: int) -> End:
+def end_of(result: Values, signal: Interrupted | None, num_epochs: int) -> End:
     """The end that the result of a run shows. signal: the one that interrupted it; none in its last step does."""
     if signal:
         return End("interrupted", why=f"Interrupted by {signal}; saved. ", status=signal.status, signal=str(signal))
@@ -243,7 +243,7 @@ def _say_what_follows(end: End, resume: str, command: Command, trainer: Trainer)
     logger.log(f"----- Evaluate it: {from_here(evaluate)}")
 
 
-def _say_result(contents: RunContents, result: dict[str, Any], total: str, logger: RunLogger) -> None:
+def _say_result(contents: RunContents, result: Values, total: str, logger: RunLogger) -> None:
     """Logs the best epoch and the time of the run, its classes, and the raw weights of the last one."""
     from engine.report.overview import class_lines, score_text, shift_by_weights  # late, as the page
 

@@ -9,7 +9,6 @@ Legend: B images per batch, C channels, S pixels on a side.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from configs.schema import Config, Data
 from configs.schema import Loss as LossOptions
 from configs.schema.section import only
 from configs.weights import NORMALIZATION, architecture, follow_weights
-from configs.yaml_io import shorten
+from configs.yaml_io import Values, shorten
 from datasets.batch import PADDING, is_padding
 from datasets.sources.class_names import map_labels, rename_classes
 from datasets.sources.samples import UNKNOWN, is_multi_hot
@@ -50,7 +49,7 @@ def build_loss(
     multi_label: whether the targets are multi-hot (DATA.MULTI_LABEL); SMOOTH_TO_HALF is for them.
     """
     if options.name == "cross_entropy":
-        arguments: dict[str, Any] = {"weight": class_weights, "label_smoothing": smoothing, "reduction": "sum"}
+        arguments: Values = {"weight": class_weights, "label_smoothing": smoothing, "reduction": "sum"}
         return lambda logits, targets: F.cross_entropy(logits.float(), targets, ignore_index=PADDING, **arguments)
     to_half = options.smooth_to_half and multi_label
     losses_of = _LOSSES_OF.get(options.name, _of_plugin)(options, class_weights)
@@ -291,7 +290,7 @@ _SAME = "give a teacher of the same classes"
 
 
 def _options_of_teacher(
-    sections: dict[str, dict[str, Any]], checkpoint: WeightsRecord | None, config: Config
+    sections: dict[str, Values], checkpoint: WeightsRecord | None, config: Config
 ) -> tuple[Config, WeightsRecord]:
     """The options of the teacher whose sections MODEL and DATA are given, and the record of its weights."""
     stated = {} if checkpoint else sections["DATA"]

@@ -6,14 +6,13 @@ from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from configs.batch_plan import plan_batches
 from configs.compare import with_defaults
 from configs.load import RUN_OPTIONS
 from configs.resolve import EPOCHS, probe_has_one_epoch
 from configs.schema.train import Train
-from configs.yaml_io import read_yaml
+from configs.yaml_io import Values, read_yaml
 from datasets.loading.loader import TrainBatches, build_eval_loader
 from engine.checkpoint.run_folder import change_run_options, decided_run
 from engine.evaluation.results import TOP_K
@@ -215,7 +214,7 @@ def epochs_in(seconds: float, step: float, pause: float, steps_per_epoch: int) -
     return -epochs, steps
 
 
-def _schedule(train: Train, epochs: int) -> dict[str, Any]:
+def _schedule(train: Train, epochs: int) -> Values:
     """The values of TRAIN that make it a run of these epochs; warm-up, decay and mixing keep their shares."""
     share = (train.last_epoch + epochs) / train.horizon.plans_in_use[0][2]
     decay = train.lr_scheduler.decay_epochs or (EPOCHS_PER_REDUCTION if train.lr_scheduler.name == "step" else None)

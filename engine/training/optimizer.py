@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from configs.parts import OPTIMIZERS
 from configs.schema import Train
 from configs.schema.train import Horizon, Optimizer
+from configs.yaml_io import Values
 from datasets.sources.class_names import list_names
 from engine.parallel import run_eagerly
 from engine.progress import EpochProgress, Observer
@@ -59,7 +60,7 @@ def build_optimizer(model: nn.Module, options: Train, lr: float) -> torch.optim.
         raise UserError("TRAIN.LAYER_DECAY: this model does not define its layers (no group_matcher); set it to null")
     chosen = options.optimizer
     name = _known_name(chosen)
-    arguments: dict[str, Any] = {"opt": name, "lr": lr, "weight_decay": options.weight_decay}
+    arguments: Values = {"opt": name, "lr": lr, "weight_decay": options.weight_decay}
     if name in (_FUSED_SHARDED if is_sharded(model) else _FUSED):
         arguments["fused"] = True
     try:
@@ -100,7 +101,7 @@ def _known_name(chosen: Optimizer) -> str:
     return name
 
 
-def _try_one_step(model: nn.Module, arguments: dict[str, Any]) -> None:
+def _try_one_step(model: nn.Module, arguments: Values) -> None:
     """Raises any error of a step of a small tensor: the optimizer may need a closure, or other values in KWARGS."""
     weight = nn.Parameter(torch.ones(2, 2, device=next(model.parameters()).device))
     weight.grad = torch.ones_like(weight)
@@ -118,7 +119,7 @@ def _check_fallback_list(model: nn.Module, patterns: Sequence[str]) -> None:
             )
 
 
-def _with_groups_of_head(optimizer: torch.optim.Optimizer, model: nn.Module, scale: float) -> list[dict[str, Any]]:
+def _with_groups_of_head(optimizer: torch.optim.Optimizer, model: nn.Module, scale: float) -> list[Values]:
     """The parameter groups, with groups of their own for the head: `scale` times the rate, LAYER_DECAY included."""
     heads = {parameter for head in classifiers(model) for parameter in head.parameters()}
     groups = []
@@ -136,7 +137,7 @@ def timm_name(chosen: Optimizer) -> str:
     return _TIMM_NAMES.get(chosen.name.lower(), chosen.name.lower())
 
 
-def _given_arguments(name: str, chosen: Optimizer) -> dict[str, Any]:
+def _given_arguments(name: str, chosen: Optimizer) -> Values:
     """The given options as arguments of `create_optimizer_v2`, which drops betas and eps that the optimizer lacks."""
     info = timm.optim.get_optimizer_info(name)
     given = chosen.kwargs or {}
@@ -222,7 +223,7 @@ class BatchedMuon(muon.Muon):
         for one, gradient in gradients.items():
             one.grad = gradient
 
-    def _batches(self, group: dict[str, Any]) -> dict[Any, dict[Tensor, Tensor]]:
+    def _batches(self, group: Values) -> dict[Any, dict[Tensor, Tensor]]:
         """The matrices of Muon with their gradients, by shape, type and device."""
         batches: dict[Any, dict[Tensor, Tensor]] = defaultdict(dict)
         if group["algo"] != "muon":
@@ -235,7 +236,7 @@ class BatchedMuon(muon.Muon):
                 batches[one.shape, one.dtype, one.device][one] = one.grad
         return batches
 
-    def _update_together(self, parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
+    def _update_together(self, parameters: list[Tensor], gradients: list[Tensor], group: Values) -> None:
         """timm's update of B parameters of one shape (out, in, ...), as B matrices (out, in)."""
         lr = group["lr"]
         momentum = group["momentum"]

@@ -15,6 +15,7 @@ from torch import nn
 from configs.batch_plan import EpochLayout
 from configs.schema import Config
 from configs.schema.operating_point import TO_CHOOSE
+from configs.yaml_io import Values
 from datasets.loading.loader import BadImageList, Loader, TrainBatches, build_eval_loader
 from datasets.sources.checks import digest_of, notes_on
 from datasets.sources.class_names import find_ambiguity, map_labels, names_of_labels, rename_classes
@@ -139,7 +140,7 @@ def build_run_state(
     config = plan.config
     classes = match_classes(plan)
     purpose = replace(FINE_TUNE, head_rows=classes.rows, zero_head=not scales_by_weights(config.train.optimizer))
-    changes: dict[str, Any] = {}
+    changes: Values = {}
     if plan.found:  # a checkpoint has all weights, and the pretrained ones may be missing then
         changes["pretrained"] = None
     model, fitted = initial_model(config, context.device, purpose, plan.start.image_size, **changes)

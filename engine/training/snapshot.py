@@ -18,6 +18,7 @@ from configs.parts import running_plugins
 from configs.schema import Config
 from configs.schema.operating_point import UNDECIDED, Decision
 from configs.schema.train import Horizon
+from configs.yaml_io import Values
 from engine.checkpoint.files import LARGE, FoundCheckpoint, find_best
 from engine.checkpoint.run_folder import AVERAGE, BEST
 from engine.checkpoint.weights_record import ENTRY, decision_to_entries, read_decision
@@ -107,7 +108,7 @@ class RunPosition:
     horizon: Horizon
     progress: EpochProgress
     clock: TrainClock
-    best: dict[str, Any] | None = None
+    best: Values | None = None
     best_is_unsaved: bool = False
     best_path: Path | None = None
     decision: Decision = UNDECIDED
@@ -130,8 +131,8 @@ class RunPosition:
 
 
 def take_snapshot(
-    state: TrainState, position: RunPosition, class_names: Sequence[str] | None, split: dict[str, Any] | None
-) -> dict[str, Any]:
+    state: TrainState, position: RunPosition, class_names: Sequence[str] | None, split: Values | None
+) -> Values:
     """The content of a checkpoint, see `Strategy.gather`; a collective call. split: its entry."""
     average = state.average
     progress = position.progress
@@ -164,7 +165,7 @@ class PeftFolder(Observer):
     state: TrainState
     logger: RunLogger
 
-    def after_save(self, path: Path, content: dict[str, Any]) -> None:
+    def after_save(self, path: Path, content: Values) -> None:
         options = self.state.config.model
         if options.tune != "lora" or (content["best"] and path.name != BEST):
             return
@@ -282,7 +283,7 @@ def _check_options(config: Config, epoch: int, changed: dict[str, tuple[Any, Any
         )
 
 
-def _load_state(state: TrainState, checkpoint: dict[str, Any], changed: Collection[str]) -> None:
+def _load_state(state: TrainState, checkpoint: Values, changed: Collection[str]) -> None:
     strategy = state.strategy
     weights = state.precision.weights
     try:

@@ -8,11 +8,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from configs.schema.operating_point import Decision
+from configs.yaml_io import Values
 from datasets.batch import Batch
 from engine.checkpoint.files import CheckpointWriter
 from engine.checkpoint.run_folder import BEST, LAST
@@ -330,7 +330,7 @@ class Trainer:
         if self.writer:
             self.writer.wait()
 
-    def _on_written(self, path: Path, content: dict[str, Any]) -> None:
+    def _on_written(self, path: Path, content: Values) -> None:
         """Called by the writer's thread."""
         self._write_seconds = time.monotonic() - self._save_started
         self.logger.log(f"----- Save model: {path}")

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from configs.schema.model import Model
 from configs.schema.section import only
 from configs.weights import NPZ
+from configs.yaml_io import Values
 from models.weights.choose import FINE_TUNE, TEACHER, Purpose, choose
 from models.weights.names import State, head_names, summarize_names
 from models.weights.read import LOST, WeightsFile, read_weights
@@ -232,7 +233,7 @@ class Pairs:
                 Note("screen", f"positions: the weights state no image size; read as {grid[0]} x {grid[1]} tokens")
             )
 
-    def _resample_positions(self, old: list[int], grid: list[int], prefix_tokens: int, method: dict[str, Any]) -> None:
+    def _resample_positions(self, old: list[int], grid: list[int], prefix_tokens: int, method: Values) -> None:
         """old, grid: height and width of the grid of the file, and of the model. method: arguments of timm's."""
         source = self.state["pos_embed"]
         with suppress(Exception), catch_warnings(action="ignore"):  # of many types, by shape and dtype of the source

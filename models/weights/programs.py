@@ -6,6 +6,8 @@ from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
+from configs.yaml_io import Values
+
 _IMAGENET = {"mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
 _OF_DEIT = _IMAGENET | {"interpolation": "bicubic", "crop_pct": 224 / 256}
 _WHOLE = {"crop_pct": 1.0, "crop_mode": "squash"}
@@ -17,7 +19,7 @@ _OF_MOCO = {"model": "vit_small_patch16_224", "model_kwargs": {"num_heads": 12}}
 OPEN_CLIP = "open_clip"  # begins the names of OpenCLIP's weights, and of the file beside them
 
 
-def open_clip_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+def open_clip_arguments(config: Mapping[str, Any]) -> Values:
     """As `fixed_arguments`, of OpenCLIP's open_clip_config.json; empty for a file of another form."""
     with suppress(AttributeError, KeyError, TypeError):
         model = config["model_cfg"]
@@ -31,7 +33,7 @@ def open_clip_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def fixed_arguments(entries: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def fixed_arguments(entries: Mapping[str, Any], options: Mapping[str, Any]) -> Values:
     """By the names of timm's arguments; empty for a program that is not known.
 
     entries: of the file. options: its `args`, with the sections of its `config`, which Swin's program writes.

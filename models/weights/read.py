@@ -22,7 +22,7 @@ from torch import Tensor
 
 from configs.schema.families.family import OWN_KEYS
 from configs.weights import NPZ, OPTIONS_ENTRY, PADDLE, SAFETENSORS, TORCH, Header, open_weights
-from configs.yaml_io import parse_value
+from configs.yaml_io import Values, parse_value
 from models.transformers_model import read_folder
 from models.tuning import A, merge_adapters
 from models.weights.names import State, google_to_timm, summarize_names
@@ -65,7 +65,7 @@ class Tensors:
     lost: tensors whose data are not in the file, as of expanded ones.
     """
 
-    states: dict[str, dict[str, Any]]
+    states: dict[str, Values]
     lost: list[str] = field(default_factory=list)
 
 
@@ -96,7 +96,7 @@ class WeightsFile(Header):
         return self.content if isinstance(self.content, dict) else {}
 
     @cached_property
-    def own_options(self) -> dict[str, Any]:
+    def own_options(self) -> Values:
         """The sections of options in a checkpoint or export of this program; empty in a file of another one."""
         parse = json.loads if self.kind == SAFETENSORS else parse_value
         with suppress(Exception):  # a file of another program has any content
@@ -120,7 +120,7 @@ class WeightsFile(Header):
         return any(names <= self.entries.keys() for names in _SWAPPED)
 
     @property
-    def program_arguments(self) -> dict[str, Any]:
+    def program_arguments(self) -> Values:
         """The entry `args`: the options of the program that wrote the file: timm, DeiT, MAE, torchvision.
 
         With what the program fixes without an option, by the names of timm's arguments.
@@ -131,14 +131,14 @@ class WeightsFile(Header):
         return fixed_arguments(self.entries, sections | arguments) | stated | self.of_open_clip
 
     @cached_property
-    def of_open_clip(self) -> dict[str, Any]:
+    def of_open_clip(self) -> Values:
         """What OpenCLIP's file beside its weights states, by the names of timm's arguments; empty for other weights."""
         if not self.file.name.startswith(OPEN_CLIP):
             return {}
         return open_clip_arguments(read_json(self.file.with_name(f"{OPEN_CLIP}_config.json")))
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Values:
         """The options of the training: `program_arguments`, else Lightning's hyperparameters."""
         return _named(self.entries.get("hyper_parameters")) | self.program_arguments
 
@@ -152,7 +152,7 @@ class WeightsFile(Header):
         of_mae = [f"{name}_224" for name in names]
         return next(filter(is_model, [*names, *of_mae]), "")
 
-    def network_arguments(self, name: str) -> dict[str, Any]:
+    def network_arguments(self, name: str) -> Values:
         """The arguments of timm's model `name` by the arguments of timm's train.py; empty for another architecture."""
         is_named = name.partition(".")[0] == self.architecture.partition(".")[0]
         if not is_named and not self.of_open_clip:
@@ -162,7 +162,7 @@ class WeightsFile(Header):
         return {name: value for name, value in stated.items() if value is not None and name not in OWN_KEYS}
 
     @property
-    def model_section(self) -> dict[str, Any]:
+    def model_section(self) -> Values:
         """The keys of MODEL that the file states by `architecture`."""
         return {"TYPE": "timm", "NAME": self.architecture} if self.architecture else {}
 
@@ -192,7 +192,7 @@ def entries_of(content: Any) -> dict[Any, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _named(options: Any) -> dict[str, Any]:
+def _named(options: Any) -> Values:
     return {str(key): value for key, value in entries_of(options).items()}
 
 

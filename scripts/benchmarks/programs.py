@@ -22,7 +22,7 @@ from configs.compare import values_of
 from configs.flags import add_flag, keys_of_program, positive
 from configs.programs import programs
 from configs.schema import Config, Loss, LRScheduler
-from configs.yaml_io import read_yaml
+from configs.yaml_io import Values, read_yaml
 from engine.training.optimizer import timm_name
 from scripts.benchmarks.turns import CORES, SPEED
 from scripts.flags import new_file, script_parser
@@ -280,7 +280,7 @@ def timm_flags(
     return _to_flags(values)
 
 
-def _to_flags(values: dict[str, Any]) -> list[str]:
+def _to_flags(values: Values) -> list[str]:
     """True: a switch; None, False: left out; arguments: NAME=VALUE."""
     words = []
     for name, value in values.items():

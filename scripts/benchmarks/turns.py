@@ -10,19 +10,19 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
+from configs.yaml_io import Values
 from utils.device import device_name, visible_gpus
 from utils.errors import UserError
 from utils.files import atomic_write, indented_json
 from utils.tables import markdown_table
 
 _LOAD = os.getloadavg()[0]  # before the measurements, which add to it
-Figures = dict[str, dict[str, Any]]  # contender -> figure -> its value in each round; or the reason under "failed"
+Figures = dict[str, Values]  # contender -> figure -> its value in each round; or the reason under "failed"
 Measure = Callable[[str], dict[str, float]]
-Columns = dict[str, Callable[[dict[str, Any]], str]]  # header -> the cell for the figures of a contender
+Columns = dict[str, Callable[[Values], str]]  # header -> the cell for the figures of a contender
 Pairs = Iterable[tuple[str, str]]
 SPEED = "images_per_second"
 CORES = "cpu_seconds_per_second"
@@ -112,12 +112,12 @@ def ratio_table(ratios: dict[str, list[float]], of: str = "of images/s") -> str:
     return markdown_table(["ratio", of], [[name, median_and_range(ratios[name], ".3f")] for name in ratios])
 
 
-def speed(one: dict[str, Any], figure: str = SPEED) -> str:
+def speed(one: Values, figure: str = SPEED) -> str:
     """A cell with the images/s, or another figure; empty for a program that does not have it."""
     return median_and_range(one[figure], ".1f") if figure in one else ""
 
 
-def memory(one: dict[str, Any]) -> str:
+def memory(one: Values) -> str:
     """A cell with the peak memory in GB; empty for a program that does not log it."""
     return f"{max(one['peak_memory_bytes']) / 1e9:.2f}" if "peak_memory_bytes" in one else ""
 
@@ -128,7 +128,7 @@ def median_and_range(values: Sequence[float], number_format: str) -> str:
     return f"{middle} ({low} to {high})"
 
 
-def write_json(path: Path | None, result: dict[str, Any]) -> None:
+def write_json(path: Path | None, result: Values) -> None:
     """Does nothing without a path."""
     if path:
         atomic_write(path, indented_json(result))

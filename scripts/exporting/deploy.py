@@ -19,6 +19,7 @@ from torch import nn
 
 from configs.schema import Data
 from configs.schema.operating_point import probability_of
+from configs.yaml_io import Values
 from datasets.decoding.decode import MAX_VALUE, open_image, read_deep_values, to_pillow
 from datasets.decoding.images import BadImage
 from datasets.sources.samples import EncodedImages, Samples, spread
@@ -167,7 +168,7 @@ def preprocessing_graph(data: Data) -> Any:
     )
 
 
-def decision_graph(trained: TrainedModel, names: list[str]) -> tuple[Any, dict[str, Any]]:
+def decision_graph(trained: TrainedModel, names: list[str]) -> tuple[Any, Values]:
     """An ONNX model: logits (N, K) -> probabilities, the highest one, and which decisions are taken, (N, D).
 
     Also the names of the decisions: the class of the operating point, else all classes, and of no decision.

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from configs.schema import Data
 from configs.schema.data import properties_of
 from configs.schema.operating_point import probability_of
+from configs.yaml_io import Values
 from datasets.sources.class_names import positions
 from engine.checkpoint.weights_record import exported_entry
 from engine.report.contents import RunContents, read_contents
@@ -248,7 +249,7 @@ def load_hf(trained: TrainedModel, path: Path) -> Forward:
     return lambda images: exported(images.flip(1) if flips else images).logits
 
 
-def data_config(data: Data) -> dict[str, Any]:
+def data_config(data: Data) -> Values:
     """The preprocessing in timm's names."""
     return {
         "input_size": data.image_shape,
