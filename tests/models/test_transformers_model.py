@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import huggingface_hub
 import numpy as np
 import timm
 import torch
@@ -114,8 +113,9 @@ def images(tmp_path_factory) -> Path:
     return root
 
 
-def built(folder: Path, *options: str, purpose=FINE_TUNE, size: int = 32):
-    argv = cli(f"-model=local-dir:{folder} -pretrained={folder} -image_size={size}")
+def built(place: str, *options: str, purpose=FINE_TUNE, size: int = 32):
+    """place: local-dir:FOLDER, or a name of the Hub."""
+    argv = cli(f"-model={place} -pretrained={place.removeprefix('local-dir:')} -image_size={size}")
     config = config_for(*argv, "-opts", "MODEL.NUM_CLASSES=3", *options)
     return model_for(config, purpose=purpose)[0], config
 
@@ -124,7 +124,7 @@ def built(folder: Path, *options: str, purpose=FINE_TUNE, size: int = 32):
 @mark.parametrize("kind", FAMILIES)
 def test_a_family_has_the_logits_of_transformers_trains_and_resumes(kind, images, tmp_path, cpu):
     source, _ = save(tmp_path / "hf", kind)
-    model, _ = built(tmp_path / "hf", purpose=FINE_TUNE if kind in HEADLESS else EVALUATE)
+    model, _ = built(f"local-dir:{tmp_path / 'hf'}", purpose=FINE_TUNE if kind in HEADLESS else EVALUATE)
     pixels = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         if kind in HEADLESS:
@@ -172,14 +172,12 @@ def test_weights_in_one_part_and_in_two_are_read_from_a_folder_and_the_cache_of_
     assert len(list(folder.glob("*.safetensors"))) == parts
     (folder.parents[1] / "refs").mkdir()
     (folder.parents[1] / "refs" / "main").write_text("c0ffee")
-    for name, value in {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": True}.items():
-        monkeypatch.setattr(huggingface_hub.constants, name, value)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     hf_folder.download.cache_clear()
     pixels = torch.randn(2, 3, 32, 32)
     for place in (f"local-dir:{folder}", "hf:org/name"):
-        argv = cli(f"-model={place} -pretrained={place.removeprefix('local-dir:')} -image_size=32")
-        config = config_for(*argv, "-opts", "MODEL.NUM_CLASSES=3")
-        model, _ = model_for(config, purpose=EVALUATE)
+        model, _ = built(place, purpose=EVALUATE)
         with torch.no_grad():
             assert_close(model.eval()(pixels), source(pixel_values=pixels).logits, atol=1e-5, rtol=0)
         assert read_record(place.removeprefix("local-dir:")).class_names == list(NAMES)
@@ -262,7 +260,7 @@ def test_levels_and_tuning(kind, level, option, images, tmp_path, cpu):
 @mark.slow
 def test_attention_and_recomputation(tmp_path, cpu):
     save(tmp_path / "hf", "dinov2_with_registers")
-    model, config = built(tmp_path / "hf", size=48)
+    model, config = built(f"local-dir:{tmp_path / 'hf'}", size=48)
     pixels = torch.randn(2, 3, 48, 48)
     gradients = []
     evaluator = Evaluator(Normalize(config.data), Precision(Amp(), cpu.device), Strategy(), cpu)
@@ -279,7 +277,7 @@ def test_attention_and_recomputation(tmp_path, cpu):
     assert len(gradients[0]) > 40
     for other in gradients[1:]:
         assert_same_state(other, gradients[0])
-    dropped, _ = built(tmp_path / "hf", "MODEL.DROPPATH=0.9")
+    dropped, _ = built(f"local-dir:{tmp_path / 'hf'}", "MODEL.DROPPATH=0.9")
     assert any(not torch.equal(dropped.train()(pixels), dropped(pixels)) for _ in range(3))
 
 

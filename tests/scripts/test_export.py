@@ -17,6 +17,7 @@ from conftest import (
     ROOT,
     TINY_VIT,
     cli,
+    code_of,
     config_for,
     each_value,
     evaluate,
@@ -326,8 +327,7 @@ def test_an_export_replaces_the_old_one_only_when_it_is_complete(tmp_path, name)
     assert_is("second")
 
 
-DOC = Path(__file__).parents[2] / "docs" / "export.md"
-CLIENT = re.search(r"```python\n(.*?)```", DOC.read_text().partition("## Preprocessing in a client")[2], re.S)[1]
+CLIENT = code_of("docs/export.md", "Preprocessing in a client")
 
 
 def client_of_docs():

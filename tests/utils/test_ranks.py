@@ -11,12 +11,11 @@ from unittest.mock import Mock
 
 import launched_rank
 import torch
-from conftest import ROOT, TINY_VIT, cells_of, cli, of_module, only_run, refused, slow
+from conftest import ROOT, TINY_VIT, cells_of, cli, noise_folder, of_module, only_run, refused, slow
 from pytest import mark, param
 from rank_pool import environment as user_environment
 
 from engine.checkpoint.files import load_checkpoint
-from tests.datasets.photo import PHOTO
 from utils.files import tensors_in
 from utils.processes import ranks
 
@@ -164,10 +163,7 @@ def torch_threads(environment):
 def test_forks_train_as_programs_do(tmp_path, gpus):
     """OMP_NUM_THREADS is not set: with other threads most tensors differ. A plugin needs programs."""
     (plugin := tmp_path / "plugin.py").write_text("")
-    (data := tmp_path / "data").mkdir()
-    for number in range(36):
-        (data / "ab"[number % 2]).mkdir(exist_ok=True)
-        PHOTO.crop((number, 0, number + 150, 150)).resize((48, 48)).save(data / "ab"[number % 2] / f"{number}.png")
+    data = noise_folder(tmp_path / "data", 28, 8, (48, 48, 3))
     environment = user_environment(gpus)
     del environment["OMP_NUM_THREADS"]
     states = []

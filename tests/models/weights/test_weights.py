@@ -226,10 +226,13 @@ def test_an_adapter_of_peft_names_the_weights_with_it(tmp_path, path):
         find_weights(str(folder / path))
 
 
-@mark.parametrize("name, head", [("test_vit", "head"), ("test_convnext", "head.fc")])
-def test_head_of_another_class_count_is_zero(saved, name, head):
-    source = create_model(name, num_classes=7)
-    model = create_model(name, num_classes=4)
+HIDDEN = {"head_hidden_size": 16}
+
+
+@mark.parametrize("name, head, options", [("test_vit", "head", {}), ("test_convnext", "head.fc", HIDDEN)])
+def test_head_of_another_class_count_is_zero_in_its_last_layer(saved, name, head, options):
+    source = create_model(name, num_classes=7, **options)
+    model = create_model(name, num_classes=4, **options)
     new_head = {key: 0 * tensor for key, tensor in model.state_dict().items() if key.startswith(f"{head}.")}
     path = saved(source.state_dict())
     fitted = load_pretrained(model, path)
@@ -238,7 +241,7 @@ def test_head_of_another_class_count_is_zero(saved, name, head):
     own = model.state_dict()
     assert new_head.keys() == {f"{head}.weight", f"{head}.bias"}
     assert all(torch.equal(own[key], new_head.get(key, tensor)) for key, tensor in source.state_dict().items())
-    same = create_model(name, num_classes=7)
+    same = create_model(name, num_classes=7, **options)
     assert not load_pretrained(same, path).new_heads
     assert_same_state(same.state_dict(), source.state_dict())
 

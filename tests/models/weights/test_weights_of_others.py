@@ -18,7 +18,7 @@ import numpy as np
 import timm
 import torch
 import torch.nn.functional as F
-from conftest import assert_same_state, cells_of, cli, each_row, each_value, line_of, refused, seeded
+from conftest import cells_of, cli, each_row, each_value, line_of, refused, seeded
 from numpy.random import default_rng
 from pytest import mark
 from timm import create_model
@@ -160,36 +160,41 @@ ONES = torch.ones(4)
 NO_DATA = {"grid": torch.arange(5).expand(3, 5), "mask": torch.eye(3).to_sparse()}
 WRAPPERS = {"^": "_fsdp_wrapped_module._orig_mod.", r"blocks\.": "blocks._checkpoint_wrapped_module."}
 DINO_HEAD = {f"head.{layer}": torch.ones(2, 2) for layer in ("mlp.0.weight", "mlp.2.weight", "last_layer.weight_v")}
-# File -> its content; what is read by default in a training, and in an evaluation, if not raw. raw: RAW, average: FAR
+# What is read by default in a training and in an evaluation -> files and their content. raw: RAW, average: FAR
 LAYOUTS = {
-    "timm": ({"state_dict": STATE, "state_dict_ema": AVERAGE}, "average", "raw"),
-    "DeiT": ({"model": STATE, "model_ema": AVERAGE, "x": {"state": {0: STATE}}}, "average", "raw"),
-    "torchvision": ({"model": states("module."), "model_ema": averaged("module.module.")}, "average", "raw"),
-    "SWA": ({"swa_model": averaged(), "net": STATE}, "average", "raw"),
-    "nested": ({"epoch": 1, "loss": "CE", "model": {"state_dict": STATE}, "optimizer_state_dict": {}},),
-    "own": ({"format": 6, "model": STATE, "state_dict_ema": AVERAGE}, "average", "average"),
-    "Lightning": ({"state_dict": states("model.") | averaged("ema_model.module.")}, "average", "raw"),
-    "Lightning 2.6": (SWAPPED | {"current_model_state": states("model.")}, "average", "average"),
-    "mmengine": (SWAPPED | {"message_hub": {}, "ema_state_dict": states("module.model.")}, "average", "average"),
-    "DeepSpeed": ({"module": STATE, "ds_config": {}, "optimizer": None},),
-    "BEiT": ({"model": states("encoder."), "x": {"y": {"z": torch.ones(1)}}},),
-    "head beside": ({"state_dict": BACKBONE | prefixed("fc.", LINEAR)},),
-    "mmpretrain": ({"state_dict": BACKBONE | prefixed("head.layers.head.", LINEAR)},),
-    "flat with moments": (STATE | states("exp_avg.", far=True) | states("optim.m.", far=True),),
-    "numpy beside others": ({"params": NUMPY, "x": np.array(["a"], object), "y": np.zeros(3, "M8[s]")},),
-    "wrappers of PyTorch": (renamed(RAW, WRAPPERS),),
-    "tensors without data": ({"state_dict": STATE | NO_DATA, "state_dict_ema": AVERAGE}, "average", "raw"),
-    "one head": ({"train_model": BACKBONE | prefixed("class_head.", LINEAR)},),
-    "the same twice": (dict.fromkeys(("model", "state_dict"), STATE),),
+    ("average", "raw"): {
+        "timm": {"state_dict": STATE, "state_dict_ema": AVERAGE},
+        "DeiT": {"model": STATE, "model_ema": AVERAGE, "x": {"state": {0: STATE}}},
+        "torchvision": {"model": states("module."), "model_ema": averaged("module.module.")},
+        "SWA": {"swa_model": averaged(), "net": STATE},
+        "Lightning": {"state_dict": states("model.") | averaged("ema_model.module.")},
+        "tensors without data": {"state_dict": STATE | NO_DATA, "state_dict_ema": AVERAGE},
+    },
+    ("average", "average"): {
+        "own": {"format": 6, "model": STATE, "state_dict_ema": AVERAGE},
+        "Lightning 2.6": SWAPPED | {"current_model_state": states("model.")},
+        "mmengine": SWAPPED | {"message_hub": {}, "ema_state_dict": states("module.model.")},
+    },
+    ("raw", "raw"): {
+        "nested": {"epoch": 1, "loss": "CE", "model": {"state_dict": STATE}, "optimizer_state_dict": {}},
+        "DeepSpeed": {"module": STATE, "ds_config": {}, "optimizer": None},
+        "BEiT": {"model": states("encoder."), "x": {"y": {"z": torch.ones(1)}}},
+        "head beside": {"state_dict": BACKBONE | prefixed("fc.", LINEAR)},
+        "mmpretrain": {"state_dict": BACKBONE | prefixed("head.layers.head.", LINEAR)},
+        "flat with moments": STATE | states("exp_avg.", far=True) | states("optim.m.", far=True),
+        "numpy beside others": {"params": NUMPY, "x": np.array(["a"], object), "y": np.zeros(3, "M8[s]")},
+        "another head of the training": {"state_dict": states("model.") | prefixed("aux_head.", LINEAR)},
+        "wrappers of PyTorch": renamed(RAW, WRAPPERS),
+        "one head": {"train_model": BACKBONE | prefixed("class_head.", LINEAR)},
+        "the same twice": dict.fromkeys(("model", "state_dict"), STATE),
+    },
 }
 
 
 @mark.filterwarnings("ignore:Validating sparse tensor")
-@mark.parametrize("layout", LAYOUTS)
-def test_the_entry_the_prefix_and_the_average(saved, layout):
-    content, *expected = LAYOUTS[layout]
-    path = saved(content)
-    expected = expected or ("raw", "raw")
+@mark.parametrize("expected, name", [(expected, name) for expected, files in LAYOUTS.items() for name in files])
+def test_the_entry_the_prefix_and_the_average(saved, expected, name):
+    path = saved(LAYOUTS[expected][name])
     both = "average" in expected
     known = {"raw": logits(RAW), "average": logits(FAR)}
     for purpose, default in zip((TEACHER, EVALUATE), expected, strict=True):
@@ -376,14 +381,6 @@ def test_of_two_heads_of_lightlytrain_none_is_taken(saved):
     assert load_pretrained(small_vit(), path).new_heads == {"head": NewHead.NOT_IN_FILE}
 
 
-def test_a_head_of_the_training_beside_a_model_with_a_head_is_not_taken(saved):
-    model = vit(num_classes=3)
-    auxiliary = {"aux_head.weight": torch.ones(3, 5), "aux_head.bias": torch.ones(3)}
-    path = saved({"state_dict": prefixed("model.", model.state_dict()) | auxiliary})
-    read = loaded(path, vit(num_classes=3), purpose=EVALUATE)
-    assert_same_state(read.state_dict(), model.state_dict())
-
-
 BESIDE = [
     ("class_head", {}),
     ("class_head", {"criterion.weight": torch.ones(3)}),
@@ -564,19 +561,6 @@ def test_batch_norms_without_a_count_of_batches_are_read_as_timm_reads_them(save
     timm.models.load_checkpoint(timms, path)
     assert_same_logits(target, timms)
     assert_same_logits(target, source)
-
-
-@mark.parametrize("name", ["test_efficientnet", "test_convnext"])
-def test_a_new_head_on_weights_is_zero_in_its_last_layer_and_learns(saved, name):
-    hidden = {"head_hidden_size": 16} if name == "test_convnext" else {}
-    source, model = (create_model(name, num_classes=number, **hidden) for number in (3, 4))
-    loaded(saved(source.state_dict()), model)
-    images = torch.randn(4, 3, 64, 64)
-    classifier = model.get_classifier()
-    assert not model.eval()(images).any()
-    assert not hidden or model.head.pre_logits.fc.weight.any()
-    F.cross_entropy(model.train()(images), torch.arange(4)).backward()
-    assert classifier.weight.grad.any()
 
 
 def test_a_layer_before_the_head_that_the_model_lacks_is_a_warning_where_the_head_counts(saved):

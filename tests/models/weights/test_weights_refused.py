@@ -68,80 +68,80 @@ def torchscript(path: Path):
 NORM = "encoder.encoder_norm.bias"
 ENCODING = b"X\x01\x00\x00\x00aX\x08\x00\x00\x00punycode"
 LONG = {f"layer{i}\n\x1b[2J" + "x" * 1000: torch.ones(1) for i in range(9)}
-UNKNOWN = r"is no file of weights [^\n]*safetensors"
-NO_TENSORS = "contains no dict of tensors"
-DAMAGED = "is damaged"
-REFUSED = {  # ending if not pth, content or what writes it, words of the line
-    "a missing tensor": (without(VIT, "norm.bias"), "missing tensors: norm.bias;"),
-    "another shape": (VIT | {"norm.bias": torch.ones(47)}, "norm.bias 47, not 48"),
-    "positions": (VIT | {"pos_embed": torch.ones(1, 18, 48)}, "pos_embed 1x18x48, not 1x17x48"),
-    "integers": (VIT | {"norm.bias": torch.ones(48, dtype=torch.int64)}, "norm.bias torch.int64"),
-    "NaN": (VIT | {"norm.bias": torch.full((48,), torch.nan)}, "NaN or infinite values: norm.bias;"),
-    "DINOv2's scale": (VIT | {"blocks.0.ls1.gamma": torch.ones(48)}, "no place for: blocks.0.ls1.gamma;"),
-    "registers": (VIT | {"register_tokens": torch.ones(1, 4, 48)}, "no place for: register_tokens;"),
-    "adapters of peft": (VIT | {"head.lora_A.default.weight": torch.ones(4, 48)}, "adapters [^\n]*lora_A"),
-    "adapters of loralib": (VIT | {"blocks.0.attn.qkv.lora_A": torch.ones(4, 48)}, "adapters [^\n]*merged"),
-    "a part of DeepSpeed's": ({"module": dict.fromkeys(VIT, torch.ones(0))}, "not all [^\n]*zero_to_fp32"),
-    "average pooling": (
-        without(VIT, "norm.weight", "norm.bias") | {"fc_norm.weight": torch.ones(48)},
-        r"-model=\S+ -opts .*{global_pool: avg}"
-    ),
-    "more elements than bytes": (VIT | {"norm.bias": HUGE}, "not all numbers of norm.bias"),
-    "sparse": (VIT | {"norm.bias": torch.ones(48).to_sparse()}, "not all numbers of norm.bias"),
-    "another model": (LONG, "and 6 more"),
-    "another model, safetensors": ("safetensors", lambda path: safetensors.torch.save_file(LONG, path), "and 6 more"),
-    "a tensor": (torch.ones(3), NO_TENSORS),
-    "a list": ([torch.ones(3)], NO_TENSORS),
-    "no entries": ({}, NO_TENSORS),
-    "an empty state": ({"model": {}}, NO_TENSORS),
-    "a dict in itself": (ITSELF, NO_TENSORS),
-    "TorchScript": ("pt", torchscript, "contains a pickled object"),
-    "Git LFS": ("pt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
-    "torch.export's": ("pt2", archive_of("model/models/model.json"), UNKNOWN),
-    "ONNX": ("onnx", b"\x08\n\x12\x07pytorch", UNKNOWN),
-    "Keras'": ("keras", archive_of("model.weights.h5"), UNKNOWN),
-    "an archive": ("zip", archive_of("weights.pth"), UNKNOWN),
-    "an archive, renamed": (archive_of("weights.txt"), UNKNOWN),
-    "PaddlePaddle's, renamed": (lambda path: pickled(path, paddle_state()), UNKNOWN),
-    "torch's, renamed": ("pdparams", lambda path: torch.save(VIT, path), DAMAGED),
-    "bytes that unpack to many": (inflated, "would unpack from"),
-    "bytes that unpack to many, npz": ("npz", inflated, "would unpack from"),
-    "a damaged directory": (altered("pth", b"PK\x01\x02", b"PK\x01\x03"), "is a damaged archive"),
-    "a larger shape": (old_torch, DAMAGED),  # torch allocates it, with uninitialized memory
-    "a larger shape, npz": ("npz", altered("npz", b"(12,), }" + b" " * 9, b"(99999999999,), }"), DAMAGED),
-    "a larger shape, pdparams": ("pdparams", one_array, DAMAGED),
-    "PaddlePaddle's other model": ("pdparams", paddle_state() | {"features.0": np.ones(1, "f4")}, "features.0, which"),
-    "no numbers": ("pdparams", paddle_state() | {NORM: np.array([None])}, "missing tensors: norm.bias"),
-    "no dict": ("pdparams", np.ones(3), NO_TENSORS),
-    "one array under many names": ("pdparams", dict.fromkeys(map(str, range(2000)), np.ones(10**5, "f4")), DAMAGED),
-    "a name below another": ("pdparams", b"cnumpy\nndarray.load\n(S'x'\ntR.", "pickled object .numpy.ndarray.load"),
-    "objects outside of the file": ("pdparams", b"\x80\x02X\x01\x00\x00\x00aQ.", DAMAGED),
-    # Sizes that are not allocated
-    "remembers more than there is": ("pdparams", b"\x80\x04}r" + bytes([255] * 4) + b".", NO_TENSORS),
-    "a text of 2 ** 60 bytes": ("pdparams", b"\x80\x04\x8d" + (2**60).to_bytes(8, "little") + b"a.", DAMAGED),
-    "an encoding of its choice": ("pdparams", b"\x80\x02c_codecs\nencode\n(" + ENCODING + b"tR.", DAMAGED),
-    "no keys": ("npz", without(GOOGLE, "block_0/MultiHeadDotProductAttention_1/key/kernel"), "s.0.attn.qkv.weight;"),
-    "a billion empty blocks": (
-        "npz", STACKED | {"Transformer/encoderblock/LayerNorm_0/scale": np.ones((10**9, 0), "f4")}, "norm1.weight 0,"
-    ),
-    "something else": ("npz", without(GOOGLE, "embedding/kernel"), "which is not a ViT of Google's")
-}  # fmt: skip
+REFUSED = {  # the words of the line, the files, and what they have or what writes them
+    "missing tensors: norm.bias;": {"a.pth": without(VIT, "norm.bias")},
+    "norm.bias 47, not 48": {"a.pth": VIT | {"norm.bias": torch.ones(47)}},
+    "pos_embed 1x18x48, not 1x17x48": {"a.pth": VIT | {"pos_embed": torch.ones(1, 18, 48)}},
+    "norm.bias torch.int64": {"a.pth": VIT | {"norm.bias": torch.ones(48, dtype=torch.int64)}},
+    "NaN or infinite values: norm.bias;": {"a.pth": VIT | {"norm.bias": torch.full((48,), torch.nan)}},
+    "no place for: blocks.0.ls1.gamma;": {"DINOv2's scale.pth": VIT | {"blocks.0.ls1.gamma": torch.ones(48)}},
+    "no place for: register_tokens;": {"a.pth": VIT | {"register_tokens": torch.ones(1, 4, 48)}},
+    "adapters [^\n]*lora_A": {"of peft.pth": VIT | {"head.lora_A.default.weight": torch.ones(4, 48)}},
+    "adapters [^\n]*merged": {"of loralib.pth": VIT | {"blocks.0.attn.qkv.lora_A": torch.ones(4, 48)}},
+    "not all [^\n]*zero_to_fp32": {"a part of DeepSpeed's.pth": {"module": dict.fromkeys(VIT, torch.ones(0))}},
+    r"-model=\S+ -opts .*{global_pool: avg}": {
+        "average pooling.pth": without(VIT, "norm.weight", "norm.bias") | {"fc_norm.weight": torch.ones(48)}
+    },
+    "not all numbers of norm.bias": {
+        "more elements than bytes.pth": VIT | {"norm.bias": HUGE},
+        "sparse.pth": VIT | {"norm.bias": torch.ones(48).to_sparse()},
+    },
+    "and 6 more": {"a.pth": LONG, "a.safetensors": lambda path: safetensors.torch.save_file(LONG, path)},
+    "contains no dict of tensors": {
+        "a tensor.pth": torch.ones(3),
+        "a list.pth": [torch.ones(3)],
+        "no entries.pth": {},
+        "an empty state.pth": {"model": {}},
+        "a dict in itself.pth": ITSELF,
+        "no dict.pdparams": np.ones(3),
+        "remembers more than there is.pdparams": b"\x80\x04}r" + bytes([255] * 4) + b".",  # which is not allocated
+    },
+    "contains a pickled object": {"TorchScript.pt": torchscript},
+    "git lfs pull": {"a.pt": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"},
+    r"is no file of weights [^\n]*safetensors": {
+        "torch.export's.pt2": archive_of("model/models/model.json"),
+        "a.onnx": b"\x08\n\x12\x07pytorch",
+        "a.keras": archive_of("model.weights.h5"),
+        "an archive.zip": archive_of("weights.pth"),
+        "an archive, renamed.pth": archive_of("weights.txt"),
+        "PaddlePaddle's, renamed.pth": lambda path: pickled(path, paddle_state()),
+    },
+    "would unpack from": {"a.pth": inflated, "a.npz": inflated},
+    "is a damaged archive": {"a damaged directory.pth": altered("pth", b"PK\x01\x02", b"PK\x01\x03")},
+    "is damaged": {
+        "torch's, renamed.pdparams": lambda path: torch.save(VIT, path),
+        "a larger shape.pth": old_torch,  # torch allocates it, with uninitialized memory
+        "a larger shape.npz": altered("npz", b"(12,), }" + b" " * 9, b"(99999999999,), }"),
+        "a larger shape.pdparams": one_array,
+        "one array under many names.pdparams": dict.fromkeys(map(str, range(2000)), np.ones(10**5, "f4")),
+        "objects outside of the file.pdparams": b"\x80\x02X\x01\x00\x00\x00aQ.",
+        "a text of 2 ** 60 bytes.pdparams": b"\x80\x04\x8d" + (2**60).to_bytes(8, "little") + b"a.",
+        "an encoding of its choice.pdparams": b"\x80\x02c_codecs\nencode\n(" + ENCODING + b"tR.",
+    },
+    "features.0, which": {"another model.pdparams": paddle_state() | {"features.0": np.ones(1, "f4")}},
+    "missing tensors: norm.bias": {"no numbers.pdparams": paddle_state() | {NORM: np.array([None])}},
+    "pickled object .numpy.ndarray.load": {"a name below another.pdparams": b"cnumpy\nndarray.load\n(S'x'\ntR."},
+    "s.0.attn.qkv.weight;": {"no keys.npz": without(GOOGLE, "block_0/MultiHeadDotProductAttention_1/key/kernel")},
+    "norm1.weight 0,": {
+        "many empty blocks.npz": STACKED | {"Transformer/encoderblock/LayerNorm_0/scale": np.ones((10**9, 0), "f4")}
+    },
+    "which is not a ViT of Google's": {"something else.npz": without(GOOGLE, "embedding/kernel")},
+}
 
 
-@mark.parametrize("case", REFUSED)
+@mark.parametrize("words, name", [(words, name) for words, files in REFUSED.items() for name in files])
 @mark.filterwarnings("ignore:Validating sparse tensor", "ignore:Detected pickle", "ignore:.torch.jit")
-def test_refused(tmp_path, case):
-    *endings, content, words = REFUSED[case]
-    ending = "".join(endings) or "pth"
-    path = tmp_path / f"x.{ending}"
+def test_refused(tmp_path, words, name):
+    content = REFUSED[words][name]
+    path = tmp_path / name
     if callable(content):
         content(path)
     elif isinstance(content, bytes):
         path.write_bytes(content)
-    elif ending == "npz":
+    elif path.suffix == ".npz":
         np.savez(path, **content)
     else:
-        pickled(path, content) if ending == "pdparams" else torch.save(content, path)
+        pickled(path, content) if path.suffix == ".pdparams" else torch.save(content, path)
     message = refusal(path)
     assert re.search(words, message)
     assert message.isprintable()
