@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from datasets.batch import Batch
@@ -42,21 +40,24 @@ def fake_gpu() -> Iterator[None]:
     """Inside, tensors can be created on `GPU`, and models trained."""
     with FakeTensorMode(), pytest.MonkeyPatch.context() as patch:
         generator = torch.Generator
-        patch.setattr(torch, "Generator", lambda device="cpu": generator())
-        patch.setattr(torch, "linspace", _linspace)
-        patch.setattr(torch.nn.init, "trunc_normal_", lambda tensor, **options: tensor)  # it reads values
-        patch.setattr(fake_tensor, "init_gpu_context", lambda device: None)  # before torch 2.15 it needs a driver
-        patch.setattr(torch.cuda, "is_available", lambda: True)  # else autocast disables itself
-        patch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
-        patch.setattr(torch.cuda, "get_device_properties", lambda device: _PROPERTIES)
-        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        patch.setattr(torch.cuda, "default_generators", [SimpleNamespace(manual_seed=lambda seed: None)])
-        patch.setattr(torch.cuda, "Event", _Event)
-        patch.setattr(torch.utils._foreach_utils, "_foreach_supported_types", [Tensor, nn.Parameter, FakeTensor])
-        patch.setattr(FakeTensorMode, "__deepcopy__", lambda mode, memo: mode, raising=False)
-        patch.setattr(nn.Module, "to", _module_to)
-        patch.setattr(F, "scaled_dot_product_attention", fused_attention)
-        patch.setattr(Tensor, "backward", backward)
+        patch.setattr("torch.Generator", lambda device="cpu": generator())
+        patch.setattr("torch.linspace", _linspace)
+        patch.setattr("torch.nn.init.trunc_normal_", lambda tensor, **options: tensor)  # it reads values
+        # Before torch 2.15 it needs a driver.
+        patch.setattr("torch._subclasses.fake_tensor.init_gpu_context", lambda device: None)
+        patch.setattr("torch.cuda.is_available", lambda: True)  # else autocast disables itself
+        patch.setattr("torch.cuda.is_bf16_supported", lambda: True)
+        patch.setattr("torch.cuda.get_device_properties", lambda device: _PROPERTIES)
+        patch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
+        patch.setattr("torch.cuda.default_generators", [SimpleNamespace(manual_seed=lambda seed: None)])
+        patch.setattr("torch.cuda.Event", _Event)
+        patch.setattr("torch.utils._foreach_utils._foreach_supported_types", [Tensor, nn.Parameter, FakeTensor])
+        patch.setattr(
+            "torch._subclasses.fake_tensor.FakeTensorMode.__deepcopy__", lambda mode, memo: mode, raising=False
+        )
+        patch.setattr("torch.nn.Module.to", _module_to)
+        patch.setattr("torch.nn.functional.scaled_dot_product_attention", fused_attention)
+        patch.setattr("torch.Tensor.backward", backward)
         yield
 
 

@@ -103,7 +103,7 @@ def read_keys(monkeypatch):
             found.add(key)
         return object.__getattribute__(section, name)
 
-    monkeypatch.setattr(Section, "__getattribute__", read)
+    monkeypatch.setattr("configs.schema.section.Section.__getattribute__", read)
     return found
 
 

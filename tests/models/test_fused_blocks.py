@@ -223,7 +223,7 @@ class OnGPU(Tensor):
 
 def test_the_stream_of_fused_blocks_is_in_half_if_it_is_wanted(monkeypatch):
     """Also of blocks whose additions, and norms, are listed."""
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: True)
+    monkeypatch.setattr("torch.is_autocast_enabled", lambda kind: True)
     monkeypatch.setattr(fused, "run_fused", lambda blocks, x, half: x)
     x = torch.zeros(BATCH, TOKENS, WIDTH).as_subclass(OnGPU)
     for half_stream in (False, True):

@@ -26,7 +26,7 @@ HALF = torch.float16
 @fixture(autouse=True)
 def new_process(monkeypatch):
     monkeypatch.setattr(proof, "_faults", {})
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     few_programs(monkeypatch)
 
 
@@ -114,7 +114,7 @@ def test_infinite_values_with_dropout_are_found(monkeypatch):
 
 
 def test_an_older_gpu_is_named(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 5))
     assert "8.0 and higher" in fault_of(make_model())
 
 
@@ -181,7 +181,7 @@ def use_interpreter(patch):
     patch.setattr(proof, "_faults", {})
     patch.setattr(proof, "find_fault", lambda model, half, half_stream, device: find_fault(model, half, False, CPU))
     patch.setattr(fused.FusedBlocks, "forward", forward)
-    patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    patch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     patch.setattr("models.build.use_fast_dropout", lambda model: None)
     gpu = torch.device("cuda", 0)
     patch.setattr(

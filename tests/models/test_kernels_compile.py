@@ -9,7 +9,7 @@ import torch
 from pytest import MonkeyPatch, fixture, importorskip, mark
 from timm import create_model
 from timm.models.vision_transformer import Block
-from torch import Tensor, nn
+from torch import nn
 
 triton = importorskip("triton")
 from conftest import log_of, train  # noqa: E402
@@ -40,8 +40,8 @@ def gpu_of(target, find_device=lambda: 0):
     )
     with MonkeyPatch.context() as patch:
         patch.setattr(triton.runtime.driver, "_active", driver)
-        patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-        patch.setattr(fused_proof, "_faults", {})
+        patch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+        patch.setattr("models.fused_proof._faults", {})
         yield
 
 
@@ -62,7 +62,7 @@ def recorded(target=NVIDIA[0]):
 def all_launches(target=NVIDIA[0]):
     """Of a training of ViT-S, B and L, with and without drops, in both dtypes."""
     with recorded(target) as launches, MonkeyPatch.context() as patch:
-        patch.setattr(torch, "autocast", lambda *_, **options: nullcontext())  # meta tensors have none
+        patch.setattr("torch.autocast", lambda *_, **options: nullcontext())  # meta tensors have none
         for width in (384, 768, 1024):
             for half, stream in ((HALF, torch.float32), (BF16, BF16)):
                 rate = 0.1 * ((width == 768) == (half == HALF))
@@ -133,8 +133,8 @@ def small_vit(**options):
 def test_training_launches_no_kernel_that_the_proof_did_not(monkeypatch, rates, half, half_stream, weights):
     """With batches of any size. Nothing is computed: the results have any values."""
     model = small_vit(**rates).to(weights)
-    monkeypatch.setattr(fused_proof, "_differ", lambda *_: False)
-    monkeypatch.setattr(Tensor, "isfinite", lambda self: torch.tensor(True))
+    monkeypatch.setattr("models.fused_proof._differ", lambda *_: False)
+    monkeypatch.setattr("torch.Tensor.isfinite", lambda self: torch.tensor(True))
     with recorded() as of_proof:
         assert fused_proof.find_fault(model, half, half_stream, CPU) == ""
     with recorded() as of_training:
@@ -164,7 +164,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch, own_cache, capfd, is_missin
         monkeypatch.setenv("CC", "no-compiler")
     else:
         monkeypatch.setattr("sysconfig.get_paths", lambda **_: {"include": str(own_cache)})
-    monkeypatch.setattr(nvidia, "libcuda_dirs", lambda: ["/usr/lib"])
+    monkeypatch.setattr("triton.backends.nvidia.driver.libcuda_dirs", lambda: ["/usr/lib"])
     if hasattr(build, "_find_compiler"):  # Triton of torch 2.10 keeps no compiler
         build._find_compiler.cache_clear()
     cause = "no-compiler" if is_missing else "its C compiler fails; .*python3-dev"
@@ -187,8 +187,8 @@ def test_no_later_step_compiles_a_kernel(digits_argv, gpu, monkeypatch, options)
         late.clear()
         return found
 
-    monkeypatch.setattr(fused_proof, "_faults", {})
-    monkeypatch.setattr(fused_proof, "find_fault", find)
+    monkeypatch.setattr("models.fused_proof._faults", {})
+    monkeypatch.setattr("models.fused_proof.find_fault", find)
     monkeypatch.setattr(knobs.runtime, "jit_cache_hook", lambda fn, **_: late.append(fn.name))
     folder = train([*digits_argv, *options, "AMP.ENABLED=true"], gpu)
     assert "blocks fused by Triton" in log_of(folder)

@@ -18,7 +18,6 @@ from configs.schema import Train
 from engine.parallel import compile_model
 from engine.precision.policy import Precision
 from engine.run.cost import copy_to_meta
-from models import recompute
 from models.recompute import store_products
 
 CPU = torch.device("cpu")
@@ -44,7 +43,7 @@ CASES["LeViT"].append("MODEL.DISTILLED=true")
 def visible_cache(monkeypatch):
     """Hooks see what selective checkpoints store, as far as this version of torch lets them."""
     if "respect_saved_tensors_hooks" in inspect.signature(checkpoint).parameters:
-        monkeypatch.setattr(recompute, "checkpoint", partial(checkpoint, respect_saved_tensors_hooks=True))
+        monkeypatch.setattr("models.recompute.checkpoint", partial(checkpoint, respect_saved_tensors_hooks=True))
 
 
 def new_model(argv: list[str], mode: str) -> tuple[nn.Module, Precision, torch.Size]:
@@ -164,7 +163,7 @@ def test_compiled_blocks_recompute_their_masks(cpu):
 def test_compiled_blocks_store_as_little(cpu, monkeypatch):
     compile_module = nn.Module.compile
     backend = "aot_eager_decomp_partition"
-    monkeypatch.setattr(nn.Module, "compile", lambda module, **_: compile_module(module, backend=backend))
+    monkeypatch.setattr("torch.nn.Module.compile", lambda module, **_: compile_module(module, backend=backend))
     argv = ["-image_size=64", "-opts", *SMALL, "MODEL.ATTENTION=fused", "AMP.ENABLED=true"]
     found = []
     for mode in ("false", "cheap"):

@@ -14,7 +14,6 @@ from engine.checkpoint.weights_record import read_record
 from engine.evaluation.calibration import choose_temperature
 from scripts import average_checkpoints
 from scripts.average_checkpoints import add_to_mean
-from scripts.weights.trained_model import TrainedModel
 from utils.files import read_json
 
 
@@ -70,8 +69,8 @@ def test_an_average_has_one_model_in_memory(averaged_run, monkeypatch):
         added.append([tensor.data_ptr() for tensor in built.fp32.state_dict().values()])
         return self
 
-    monkeypatch.setattr(average_checkpoints, "add_to_mean", add)
-    monkeypatch.setattr(TrainedModel, "measure", measure)
+    monkeypatch.setattr("scripts.average_checkpoints.add_to_mean", add)
+    monkeypatch.setattr("scripts.weights.trained_model.TrainedModel.measure", measure)
     average_checkpoints.main([str(averaged_run)])
     of_file, mean, measured = added
     assert not any(of_file)

@@ -82,7 +82,7 @@ def test_durations_are_those_of_100_iterations():
 
 def test_a_cpu_that_emulates_bfloat16_is_named(monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(benchmark_train, "compare", lambda *_: {})
+    monkeypatch.setattr("scripts.benchmarks.benchmark_train.compare", lambda *_: {})
     monkeypatch.setattr("engine.precision.policy.has_bfloat16_instructions", lambda: False)
     benchmark_train.main(cli("-programs=ready -modes=fp32"))
     assert not capsys.readouterr().out
@@ -111,7 +111,7 @@ def test_every_recipe_that_takes_steps_is_measured_in_its_own_size_and_classes(t
         build_on_meta(config.model, config.data)
         return {"a": {"failed": ""}}
 
-    monkeypatch.setattr(benchmark_train, "compare", read)
+    monkeypatch.setattr("scripts.benchmarks.benchmark_train.compare", read)
     flags = ["-programs=ready", "-modes=fp32,O1-bf16"]
     for path in RECIPES:
         if path.name == "probe.yaml":
@@ -138,7 +138,7 @@ def test_all_contenders_apply_the_same_transform(tmp_path, cpu, monkeypatch):
     def create_loader(*arguments, **options):
         return (loaded.append(batch) or batch for batch in original(*arguments, **options))
 
-    monkeypatch.setattr(benchmark_input.timm.data, "create_loader", create_loader)
+    monkeypatch.setattr("scripts.benchmarks.benchmark_input.timm.data.create_loader", create_loader)
     next(benchmark_input.timm_batches(data, cpu.device))
     (timm_images, timm_targets), (samples,) = loaded[0], samples_for(config, cpu, "train")
     reader = BatchReader(samples, data, build_host_transform(data, config.train, config.seed))

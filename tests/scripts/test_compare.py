@@ -414,7 +414,7 @@ def test_settings_of_a_sweep_are_compared_over_their_seeds(grown, tmp_path, comp
         models.append(weakref.ref(session.model))
         return session
 
-    monkeypatch.setattr(compare, "build_evaluation_session", build)
+    monkeypatch.setattr("scripts.compare.build_evaluation_session", build)
     for values, run in (("BASE_LR=1e-9,DROPOUT=0.1", old), ("BASE_LR=0.003,DROPOUT=0.2", new)):
         for seed in (4, 5, 6):
             folder = shutil.copytree(run, tmp_path / f"sweep/{values},SEED={seed}-20260101-12-00")

@@ -255,8 +255,8 @@ def test_an_export_has_one_model_in_memory(kind, tmp_path, monkeypatch):
 
         return record
 
-    monkeypatch.setattr(files, "save_file", recorded(files.save_file))
-    monkeypatch.setattr(torch.export, "save", recorded(torch.export.save))
+    monkeypatch.setattr("scripts.exporting.files.save_file", recorded(files.save_file))
+    monkeypatch.setattr("torch.export.save", recorded(torch.export.save))
     write, load = _PROGRAMS[kind]
     monkeypatch.setitem(_PROGRAMS, kind, (write, recorded(load)))
     with torch.no_grad():

@@ -160,7 +160,7 @@ def test_a_shard_that_is_read_back_as_another_one_is_refused(folders, monkeypatc
         records, others = read_records(*arguments)
         return [record._replace(**change) for record in records], others
 
-    monkeypatch.setattr(make_shards, "read_records", read_damaged)
+    monkeypatch.setattr("scripts.make_shards.read_records", read_damaged)
     with refused(r"-000000\.tar: read back, it is not as it was written; check the disk"):
         write(folders)
     assert not (folders.parent / "shards").exists()

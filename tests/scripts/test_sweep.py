@@ -1,5 +1,6 @@
 """`scripts/sweep.py`: the grid, the devices, runs that fail, are interrupted and go on."""
 
+import json
 import os
 import signal
 import subprocess
@@ -50,7 +51,7 @@ def devices(number: int) -> list[dict[str, str]]:
 
 def read_all(root: Path, name: str) -> list:
     """This file of each run of a sweep."""
-    return [read_json(path) for path in sorted(root.glob(f"*/*/{name}"))]
+    return [json.loads(path.read_text()) for path in sorted(root.glob(f"*/*/{name}"))]
 
 
 @fixture
@@ -58,8 +59,8 @@ def fake(tmp_path, monkeypatch):
     """Replaces the entry script and the report; returns the folders that are compared."""
     (tmp_path / "fake.py").write_text(FAKE)
     compared = []
-    monkeypatch.setattr(sweep, "ENTRY", tmp_path / "fake.py")
-    monkeypatch.setattr(sweep.report, "main", compared.extend)
+    monkeypatch.setattr("scripts.sweep.ENTRY", tmp_path / "fake.py")
+    monkeypatch.setattr("scripts.sweep.report.main", compared.extend)
     return compared
 
 
@@ -77,7 +78,7 @@ def test_a_grid_has_a_run_per_combination_in_a_folder_of_its_options():
 
 
 def test_runs_are_spread_over_the_visible_gpus(monkeypatch):
-    monkeypatch.setattr(sweep, "visible_gpus", lambda: 3)
+    monkeypatch.setattr("scripts.sweep.visible_gpus", lambda: 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
 
     def used(*counts):
@@ -88,17 +89,17 @@ def test_runs_are_spread_over_the_visible_gpus(monkeypatch):
         used(4, None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert sweep._environments(2, None) == devices(2)
-    monkeypatch.setattr(sweep, "visible_gpus", lambda: 0)
+    monkeypatch.setattr("scripts.sweep.visible_gpus", lambda: 0)
     assert len(sweep._environments(None, None)) == 1
     assert len(sweep._environments(None, 2)) == 2
 
 
 @mark.slow
 def test_a_failing_run_stops_no_other_one_and_is_resumed_by_the_same_command(tmp_path, fake, monkeypatch, capfd):
-    monkeypatch.setattr(sweep, "_environments", lambda *_: devices(2))
+    monkeypatch.setattr("scripts.sweep._environments", lambda *_: devices(2))
     argv = [*cli(f"-output={tmp_path} -set SEED=0..3 -set=DATA.FOLD=1"), *DIGITS]
     find = Mock(wraps=sweep.newest_runs)
-    monkeypatch.setattr(sweep, "newest_runs", find)
+    monkeypatch.setattr("scripts.sweep.newest_runs", find)
     assert sweep.main(argv) == 1
     assert find.call_count == 1  # it reads a file of each run
     printed = capfd.readouterr()
@@ -123,7 +124,7 @@ def test_a_failing_run_stops_no_other_one_and_is_resumed_by_the_same_command(tmp
 @mark.slow
 def test_with_minutes_the_first_run_of_each_speed_decides_the_epochs(tmp_path, fake, monkeypatch):
     """The other ones start when it has: two speeds, which three devices train at a time."""
-    monkeypatch.setattr(sweep, "_environments", lambda *_: devices(3))
+    monkeypatch.setattr("scripts.sweep._environments", lambda *_: devices(3))
     argv = [*cli(f"-output={tmp_path} -minutes=1 -set=MODEL.MLP_RATIO=2,4 -set=DATA.FOLD=0..2"), *DIGITS]
     assert sweep.main([*argv, "TRAIN.WARMUP_EPOCHS=1"]) == 0
     (root,) = tmp_path.glob("*-sweep-*")
@@ -142,7 +143,7 @@ def test_with_minutes_the_first_run_of_each_speed_decides_the_epochs(tmp_path, f
 
 def _times(folder):
     """The times at which the run began and had decided."""
-    return read_json(folder / "argv.json")[2], (folder / "config.yaml").stat().st_mtime
+    return json.loads((folder / "argv.json").read_text())[2], (folder / "config.yaml").stat().st_mtime
 
 
 def test_null_leaves_a_key_that_cannot_be_null_as_the_recipe_has_it():

@@ -19,7 +19,7 @@ from conftest import each_value, refused
 from pytest import fixture, mark, raises
 from rank_pool import environment
 
-from utils import distributed, threads
+from utils import distributed
 from utils.distributed import connect_store
 from utils.errors import Unavailable
 from utils.files import read_json
@@ -143,10 +143,10 @@ def test_more_processes_than_gpus(monkeypatch):
     properties = SimpleNamespace(uuid="GPU-1", major=9, minor=0)
     store = dist.HashStore()
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr(distributed, "visible_gpus", lambda wanted: 1)
-    monkeypatch.setattr(distributed, "check_runs_kernels", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr("utils.distributed.visible_gpus", lambda wanted: 1)
+    monkeypatch.setattr("utils.distributed.check_runs_kernels", lambda device: None)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: properties)
+    monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
     assert distributed._claim_device(store, local_rank=0, local_world_size=2) == torch.device("cuda:0")
     with refused(r"2 processes on this host, but 1 visible"):
         distributed._claim_device(store, local_rank=1, local_world_size=2)
@@ -171,8 +171,8 @@ def test_processes_wait_for_a_slow_one_longer_than_the_timeout():
 
 @fixture
 def short_waits(monkeypatch):
-    monkeypatch.setattr(threads, "_QUIET_SECONDS", 0.3)
-    monkeypatch.setattr(distributed, "_ATTEMPT_SECONDS", 0.3)
+    monkeypatch.setattr("utils.threads._QUIET_SECONDS", 0.3)
+    monkeypatch.setattr("utils.distributed._ATTEMPT_SECONDS", 0.3)
 
 
 def place(port: int, rank: int = 1) -> dict[str, str]:
@@ -251,8 +251,8 @@ a bug | false | false
 @each_value(ERRORS)
 @mark.usefixtures("handlers_after_test")
 def test_errors_of_the_connection_are_told_from_others(monkeypatch, tmp_path, text, is_lost, timed_out):
-    monkeypatch.setattr(distributed, "_EXIT_SECONDS", 1e6)
-    monkeypatch.setattr(distributed, "has_launcher", lambda: True)
+    monkeypatch.setattr("utils.distributed._EXIT_SECONDS", 1e6)
+    monkeypatch.setattr("utils.distributed.has_launcher", lambda: True)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report := tmp_path / "error.json"))
     terminated = Interrupted(signal.SIGTERM)
     terminated.__context__ = RuntimeError(text)  # the launcher's signal arrived while it was handled

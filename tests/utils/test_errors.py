@@ -22,7 +22,6 @@ from datasets.shards.store import ShardStore
 from engine.checkpoint import run_folder
 from engine.checkpoint.files import find_checkpoint
 from engine.run.log import RunLogger
-from utils import notes
 from utils.device import IN_EVALUATION, IN_LOADING, find_shortage, visible_gpus
 from utils.errors import (
     MAY_PASS,
@@ -73,7 +72,7 @@ MAY_PASS_ERRORS = {
 
 @mark.parametrize("name", [*REFUSED_ERRORS, *MAY_PASS_ERRORS])
 def test_status_of(name, tmp_path, cpu, monkeypatch):
-    monkeypatch.setattr(run_folder, "_LOCK_SECONDS", 0.0)
+    monkeypatch.setattr("engine.checkpoint.run_folder._LOCK_SECONDS", 0.0)
     with raises(UserError) as caught:
         (REFUSED_ERRORS | MAY_PASS_ERRORS)[name](tmp_path, cpu)
     assert caught.value.status == (REFUSED if name in REFUSED_ERRORS else MAY_PASS)
@@ -104,7 +103,7 @@ def printed_by(capsys, error: Exception) -> str:
 
 
 def test_the_command_that_resumes_follows_an_error(capsys, monkeypatch):
-    monkeypatch.setattr(notes, "on_run_end", lambda **values: "again")
+    monkeypatch.setattr("utils.notes.on_run_end", lambda **values: "again")
     assert printed_by(capsys, UserError("3.jpg")) == "error: 3.jpg\nresume with: again\n"
     with raises(ZeroDivisionError):
         run_and_report_errors(lambda argv: 1 // 0, [])
@@ -138,7 +137,7 @@ def test_each_finding_is_a_line(capsys, count, more):
 
 
 def test_terminal_without_utf8_gets_escapes(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     assert run_and_report_errors(lambda argv: print("é", flush=True) or 0, []) == 0
     assert sys.stdout.buffer.getvalue() == b"\\xe9\n"
 

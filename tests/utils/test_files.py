@@ -1,14 +1,12 @@
 """Files of a run: damaged files, tables and their texts; locks, also on file systems without `flock`; seeds."""
 
 import errno
-import fcntl
 import itertools
 import os
 import random
 import socket
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -16,10 +14,8 @@ import torch
 from conftest import ROOT, assert_same_state, cli, each_row, refused
 from pytest import fixture, mark, raises
 
-from engine.checkpoint import run_folder
 from engine.checkpoint.run_folder import lock_run_folder, remove_temporary
 from models.weights.read import with_tensors
-from utils import files
 from utils.errors import Unavailable
 from utils.file_formats.pickles import read_pickle, verify_archive
 from utils.files import TemporaryFolder, atomic_save, locked, read_regular_file, temporary_path
@@ -155,8 +151,8 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (folder._owner.fileno() + 2,) * 2)  #
 
 
 def test_the_temporary_folders_of_killed_processes_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(files, "_OWNER_SECONDS", 0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("utils.files._OWNER_SECONDS", 0)
     command = [sys.executable, "-c", KILLED, str(ROOT)]
     env = os.environ | {"TMPDIR": str(tmp_path)}
     pipe = subprocess.PIPE
@@ -176,7 +172,7 @@ def fail_flock(monkeypatch, number: int):
     def flock(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr("fcntl.flock", flock)
 
 
 def is_free(lock: Path) -> bool:
@@ -188,7 +184,7 @@ def is_free(lock: Path) -> bool:
 
 
 def test_a_folder_is_locked_by_one_process_which_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_folder, "_LOCK_SECONDS", 0.0)
+    monkeypatch.setattr("engine.checkpoint.run_folder._LOCK_SECONDS", 0.0)
     with lock_run_folder(tmp_path) as has_locks:
         assert has_locks
         with raises(Unavailable, match=rf"^{tmp_path}: .*process {os.getpid()} on"), lock_run_folder(tmp_path):

@@ -60,7 +60,7 @@ NOT_FOUND = OSError("404 Client Error.\n\nRepository Not Found")
 @mark.parametrize("answer, reason", [(silence, "no answer"), (Mock(side_effect=NOT_FOUND), "404 Client Error.")])
 def test_a_failed_download_names_the_file_and_the_flag(hub, monkeypatch, answer, reason):
     monkeypatch.setattr("huggingface_hub.file_exists", answer)
-    monkeypatch.setattr(hf_folder, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("utils.file_formats.hf_folder.ANSWER_SECONDS", 0.05)
     with raises(Unavailable, match=rf"^https://.*/org/name/resolve/main/config.json: [^\n]*\({reason}.*-pretr"):
         weight_file("hf-hub:org/name")
 

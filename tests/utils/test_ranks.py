@@ -57,7 +57,7 @@ def test_the_end_of_a_launch(monkeypatch, tmp_path, capfd, request, are_forks, c
     if are_forks:
         found, error = request.getfixturevalue("ends_of_forks")[case]
     else:
-        monkeypatch.setattr(ranks, "SHUTDOWN_SECONDS", 1)
+        monkeypatch.setattr("utils.processes.ranks.SHUTDOWN_SECONDS", 1)
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         found, error = launched_rank.launch(case, str(tmp_path), "a test")
         assert capfd.readouterr().err == ""
@@ -69,7 +69,7 @@ def test_the_end_of_a_launch(monkeypatch, tmp_path, capfd, request, are_forks, c
 @mark.parametrize(("free", "problem"), [(5, "Too many open files"), (500, "uv loop")])
 def test_ranks_that_cannot_start_are_one_error(monkeypatch, tmp_path, free, problem):
     """With few descriptors, and without a thread for the store: torch's errors are of other types."""
-    monkeypatch.setattr(ranks, "open_loopback_store", Mock(side_effect=RuntimeError("uv loop")))
+    monkeypatch.setattr("utils.processes.ranks.open_loopback_store", Mock(side_effect=RuntimeError("uv loop")))
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = {*map(int, os.listdir("/proc/self/fd"))}

@@ -6,7 +6,6 @@ import re
 import runpy
 import signal
 import sys
-import tempfile
 from pathlib import Path
 
 from conftest import ROOT, each_row, each_value
@@ -31,22 +30,22 @@ def test_windows_is_refused_before_a_module_that_it_lacks(monkeypatch, program):
     for name in ("fcntl", "resource"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delattr(signal, "SIGHUP")
-    monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT])
+    monkeypatch.setattr("sys.platform", "win32")
+    monkeypatch.setattr("sys.path", [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT])
     with raises(SystemExit, match=r"^error: .*win32.*Linux, macOS, or WSL 2"):
         runpy.run_path(str(program), run_name="__main__")
 
 
 def test_no_folder_for_temporary_files(monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [os.devnull, "/nonexistent"])
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: [os.devnull, "/nonexistent"])
     problem = why_unusable()
     assert problem.startswith("TMPDIR: ")
     assert "/nonexistent" in problem
 
 
 def test_the_current_folder_is_gone(monkeypatch):
-    monkeypatch.setattr(os, "getcwd", lambda: os.stat("/nonexistent").st_size)
+    monkeypatch.setattr("os.getcwd", lambda: os.stat("/nonexistent").st_size)
     assert why_unusable().startswith("the current folder: No such file")
 
 
@@ -67,8 +66,8 @@ def machine(monkeypatch, tmp_path) -> Path:
         monkeypatch.setenv(name, "")  # so that the test's end restores what limit_spinning sets
         monkeypatch.delenv(name)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    monkeypatch.setattr(system, "_LOAD", tmp_path / "loadavg")
-    monkeypatch.setattr(system, "DEVICE_FILES", tmp_path)
+    monkeypatch.setattr("utils.system._LOAD", tmp_path / "loadavg")
+    monkeypatch.setattr("utils.system.DEVICE_FILES", tmp_path)
     return tmp_path
 
 
@@ -108,8 +107,8 @@ def test_share_of_a_rank(ranks, cores, offset, quota, expected):
 
 @fixture
 def control_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(system, "_GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(system, "_MOUNT", tmp_path / "mount")
+    monkeypatch.setattr("utils.system._GROUPS", tmp_path / "groups")
+    monkeypatch.setattr("utils.system._MOUNT", tmp_path / "mount")
 
 
 QUOTAS = """

@@ -9,7 +9,7 @@ from pytest import fixture
 import main_multi_gpu
 from configs.command_line import parse_command_line
 from configs.flags import requested_device
-from utils import distributed, system
+from utils import distributed
 from utils.device import check_runs_kernels, cpu_warning, visible_gpus
 
 GPU = torch.device("cuda", 0)
@@ -22,8 +22,8 @@ NO_GPU = "No CUDA GPUs are available"
 
 def test_gpu_without_code_in_this_torch(monkeypatch):
     error = torch.AcceleratorError("CUDA error: no kernel image is available for execution\nMore lines.")
-    monkeypatch.setattr(torch, "ones", Mock(side_effect=error))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
+    monkeypatch.setattr("torch.ones", Mock(side_effect=error))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "Tesla V100")
     with refused(r"^GPU Tesla V100: "):
         check_runs_kernels(GPU)
 
@@ -33,10 +33,10 @@ def machine(monkeypatch, tmp_path):
     """A function that makes this machine one on which torch fails with `error`, with a GPU or without."""
 
     def fake(error, visible="unset", has_gpu=False, cuda="13.2"):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=RuntimeError(error)))
-        monkeypatch.setattr(torch.version, "cuda", cuda)
-        monkeypatch.setattr(system, "DEVICE_FILES", tmp_path)
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+        monkeypatch.setattr("torch.cuda.init", Mock(side_effect=RuntimeError(error)))
+        monkeypatch.setattr("torch.version.cuda", cuda)
+        monkeypatch.setattr("utils.system.DEVICE_FILES", tmp_path)
         if has_gpu:
             (tmp_path / "nvidia0").touch()
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -92,8 +92,8 @@ unset | true
 @each_value(VISIBLE)
 def test_a_machine_with_two_gpus(monkeypatch, machine, visible, usable):
     machine("never called", visible)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert visible_gpus("cpu") == 0
     assert distributed.single_process("cpu").device == CPU
     assert main_multi_gpu.num_processes(None, 0, 1e8) == 1

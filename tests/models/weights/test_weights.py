@@ -3,7 +3,6 @@
 import json
 import runpy
 import shlex
-import sys
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import safetensors.torch
 import torch
 import torch.nn.functional as F
-from conftest import assert_same_state, cells_of, line_of, refused, seeded
+from conftest import assert_same_state, cells_of, each_value, line_of, refused, seeded
 from pytest import mark
 from timm import create_model
 from timm.models.regnet import RegNet, RegNetCfg
@@ -37,7 +36,6 @@ from weight_files import (
 
 from configs.schema.families.family import TimmModel
 from configs.weights import find_weights
-from configs.yaml_io import parse_value
 from models.weights.choose import FEATURES, FINE_TUNE
 from models.weights.fit import NewHead, load_pretrained
 from models.weights.names import paddle_to_timm
@@ -211,7 +209,7 @@ def test_a_distributed_checkpoint_is_read_after_the_printed_conversion(tmp_path,
     message = line_of(find_weights, str(tmp_path / "dcp" / path))
     typed = message.partition("this writes: python -m ")[2].replace("weights.pth", f"{tmp_path}/weights.pth")
     module, *arguments = shlex.split(typed)
-    monkeypatch.setattr(sys, "argv", [module, *arguments])
+    monkeypatch.setattr("sys.argv", [module, *arguments])
     runpy.run_module(module, run_name="__main__")
     assert_same_logits(loaded(tmp_path / "weights.pth"), random_vit())
 
@@ -246,20 +244,20 @@ def test_head_of_another_class_count_is_zero_in_its_last_layer(saved, name, head
     assert_same_state(same.state_dict(), source.state_dict())
 
 
-LEVIT = parse_value("{depth: [1, 1, 1], embed_dim: [16, 24, 32], key_dim: 8, num_heads: [2, 2, 2]}")
-HEADS = {
-    "test_vit": lambda classes: create_model("test_vit", num_classes=classes),
-    "list": lambda classes: create_model("crossvit_tiny_240", depth=((1, 1, 0),), num_classes=classes),
-    "distilled": lambda classes: create_model("levit_128s", num_classes=classes, **LEVIT),
-    "two in one": lambda classes: create_model("repvit_m1", num_classes=classes, embed_dim=(16, 24), depth=(1, 1)),
-}
+# A list of heads, two of a distillation, and two in one
+HEADS = """
+name | options
+test_vit | {}
+crossvit_tiny_240 | {depth: [[1, 1, 0]]}
+levit_128s | {depth: [1, 1, 1], embed_dim: [16, 24, 32], key_dim: 8, num_heads: [2, 2, 2]}
+repvit_m1 | {embed_dim: [16, 24], depth: [1, 1]}
+"""
 
 
-@mark.parametrize("kind", HEADS)
-def test_rows_of_a_head_are_kept_by_class(saved, kind):
+@each_value(HEADS)
+def test_rows_of_a_head_are_kept_by_class(saved, name, options):
     """All of a head but the rows of its last layer is as in the file, such as the batch norm in LeViT's."""
-    source = HEADS[kind](3)
-    model = HEADS[kind](4)
+    source, model = (create_model(name, num_classes=classes, **options) for classes in (3, 4))
     rows = [2, -1, 0, -1]
     path = saved(source.state_dict())
     assert not load_pretrained(model, path, purpose=replace(FINE_TUNE, head_rows=rows)).new_heads
@@ -271,7 +269,7 @@ def test_rows_of_a_head_are_kept_by_class(saved, kind):
         else:
             fitted += 1
             assert torch.equal(found, torch.stack([tensor[2], 0 * tensor[0], tensor[0], 0 * tensor[0]]))
-    assert fitted == (2 if kind == "test_vit" else 4)
+    assert fitted == (2 if name == "test_vit" else 4)
 
 
 def test_tensors_that_are_not_used_are_named(saved):
