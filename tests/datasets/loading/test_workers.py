@@ -70,6 +70,8 @@ def loader_of(
 
 @fixture(autouse=True)
 def short_polls(monkeypatch):
+    """And workers by default, which other tests do not have."""
+    monkeypatch.setattr(loading, "default_num_workers", default_num_workers)
     monkeypatch.setattr(loading, "POLL_SECONDS", 0.2)
     monkeypatch.setattr("datasets.loading.workers.POLL_SECONDS", 0.2)
 
@@ -126,12 +128,6 @@ def test_a_worker_that_is_killed_stopped_or_hangs(samples, workers, sent, line):
 def test_a_bug_in_a_worker_keeps_its_traceback():
     with raises(RuntimeError, match=r"(?s)Original Traceback.*test_workers.py.*a bug"):
         list(loader_of(Images("a bug"), workers=1))
-
-
-@fixture(autouse=True)
-def own_default(monkeypatch):
-    """Other tests have no workers by default."""
-    monkeypatch.setattr(loading, "default_num_workers", default_num_workers)
 
 
 NUMBERS = """

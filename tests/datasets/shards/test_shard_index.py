@@ -62,11 +62,11 @@ def test_an_index_is_equal_after_reading(labels_of_shards):
     assert all(read.arrays[name].dtype == array.dtype for name, array in index.arrays.items())
 
 
-def test_rows_of_several_indexes_are_joined_with_one_order_of_classes():
-    one = index_of([["dog", "cat"], [None], []], "k")
-    two = index_of([["ant", "dog"], ["never used"]])
+def test_rows_of_several_indexes_are_joined_with_one_order_of_classes_in_one_unicode_form():
+    one = index_of([["A\u0308hre", "cat"], [None], []], "k")
+    two = index_of([["ant", "Ähre"], ["never used"]])
     joined = join_indexes([one, two.of_shard(0)])
-    assert joined.class_names == ["ant", "cat", "dog"]
+    assert joined.class_names == ["ant", "cat", "Ähre"]
     assert joined.arrays["targets"].tolist() == [2, 1, -1, 0, 2]
     assert content_of(join_indexes([one.of_shard(0)])) == content_of(one)[:1]
     first, second, _, last = content_of(joined)
@@ -75,16 +75,9 @@ def test_rows_of_several_indexes_are_joined_with_one_order_of_classes():
     assert content_of(joined.select(np.array([1, 2, 4]))) == [without_first[0], second, without_first[1]]
 
 
-def test_names_of_two_unicode_forms_are_one_class():
-    joined = join_indexes([index_of([["A\u0308hre", "Bee"]]), index_of([["never used"], ["Ähre"]]).of_shard(1)])
-    assert joined.class_names == ["Bee", "Ähre"]
-    assert joined.arrays["targets"].tolist() == [1, 0, 1]
-
-
 def test_numbers_and_names_are_not_mixed():
-    for labels, names in (([["cat"], [None, 3]], r"1\.tar: .* 0\.tar"), ([[None, "cat", 3]], r"0\.tar: ")):
-        with refused(names):
-            index_of(labels)
+    with refused(r"0\.tar: "):
+        index_of([[None, "cat", 3]])
     assert index_of([["cat"], [None]]).class_names == ["cat"]
     assert index_of([[None], [3]]).class_names == []
 

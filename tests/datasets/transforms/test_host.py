@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import torch
-from conftest import each_value, refused
+from conftest import assert_same_state, each_value, refused
 from PIL import Image
 from pytest import approx, mark
 from scipy import stats
@@ -74,12 +74,11 @@ def test_options_of_the_device_draw_nothing_from_an_earlier_operation():
     image = LazyImage(torch.randint(0, 256, (3, 40, 50), dtype=torch.uint8))
     affine = {"IMAGE_SIZE": 16, "AFFINE_DEGREES": 9.0}
     plain, _ = transform_of({"IMAGE_SIZE": 16})(image, 0, 1)
-    one, drawn = transform_of(affine)(image, 0, 1)
-    both, drawn_both = transform_of(affine, RANDOM_ERASE_PROB=1.0)(image, 0, 1)
-    assert torch.equal(plain, one)
+    one = transform_of(affine)(image, 0, 1)
+    both, (of_affine, erased) = transform_of(affine, RANDOM_ERASE_PROB=1.0)(image, 0, 1)
+    assert_same_state(one, (plain, [of_affine]))
     assert torch.equal(plain, both)
-    assert drawn == drawn_both[:1]
-    assert len(drawn_both[1]) == 1
+    assert len(erased) == 1
 
 
 @mark.parametrize("resize", ["squash", "pad"])
