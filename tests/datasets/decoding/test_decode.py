@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from itertools import product
 from types import SimpleNamespace
 
-import numpy as np
 import torch
 from conftest import each_value, line_of, values_of
 from PIL import Image, ImageOps, features
@@ -90,13 +89,6 @@ exif
 def test_damaged_exif_is_ignored(exif):
     damaged = jpeg(quality=90, exif=b"Exif\0\0" + exif.encode())
     assert torch.equal(decode_image(damaged, 3), decode_image(jpeg(quality=90), 3))
-
-
-@mark.parametrize("kind", ["PNG", "TIFF"])
-def test_16_bits_are_scaled_and_rotated(kind):
-    values = np.linspace(0, 65535, 64 * 48).astype(np.uint16).reshape(48, 64)
-    pixels = decode_image(encode(Image.fromarray(values), kind, orientation=6), 1)[0].numpy()
-    assert np.abs(pixels - np.rot90(values, -1) / 257).max() <= 0.5
 
 
 @each_value("""

@@ -63,7 +63,7 @@ class Images(FakeImages):
 def loader_of(
     samples: FakeImages, timeout_seconds: float = 600, workers: int = 2, context: ProcessContext = CPU
 ) -> Loader:
-    data = Data.model_validate({"IMAGE_SIZE": 8, "NUM_WORKERS": workers})
+    data = Data(IMAGE_SIZE=8, NUM_WORKERS=workers)
     reader = BatchReader(samples, data, build_eval_host_transform(data), timeout_seconds)
     return Loader(reader, EvalSampler(400, 4), context, None)
 
@@ -141,7 +141,7 @@ true | 3 | 3 | 3
 
 @each_value(NUMBERS)
 def test_number_of_workers_of_a_rank(in_memory, given, on_cpu, on_gpu):
-    data = Data.model_validate({"NUM_WORKERS": given})
+    data = Data(NUM_WORKERS=given)
     samples = Images()
     samples.in_memory = in_memory
     reader = BatchReader(samples, data, build_eval_host_transform(data))

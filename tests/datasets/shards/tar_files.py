@@ -51,9 +51,11 @@ def jpeg(seed: int, size: tuple[int, int] = (24, 20)) -> bytes:
 
 def write_shard(path: Path, numbers: Iterable[int], classes: int = 2) -> None:
     """Samples `000007.jpg`, `000007.cls` of these numbers, with the labels number % classes."""
-    samples = [((f"{n:06d}.jpg", jpeg(n)), (f"{n:06d}.cls", str(n % classes).encode())) for n in numbers]
+    files = {}
+    for number in numbers:
+        files |= {f"{number:06d}.jpg": jpeg(number), f"{number:06d}.cls": str(number % classes).encode()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(tar_of([file for sample in samples for file in sample]))
+    path.write_bytes(tar_of(files))
 
 
 def write_shards(root: Path, train: int = 4, per_shard: int = 10, val: int = 12) -> Path:

@@ -147,7 +147,7 @@ options | names
 
 @each_value(PRECEDENCE)
 def test_precedence(options, names):
-    policies = build_policies(Data(), Train.model_validate(options))
+    policies = build_policies(Data(), Train(**options))
     assert [getattr(policy, "func", policy).__name__ for policy in policies] == names
 
 
@@ -162,7 +162,7 @@ options
 def test_an_augmented_image_is_a_function_of_seed_epoch_index_and_repeat(channels, keys, options):
     data = config_for("-image_size=16", "-opts", "DATA.AFFINE_DEGREES=9", *keys).data
     image = LazyImage(PIXELS[:channels])
-    train = Train.model_validate(options | {"RANDOM_ERASE_PROB": 0.5})
+    train = Train(**options | {"RANDOM_ERASE_PROB": 0.5})
     transform = build_host_transform(data, train, seed=3)
     in_worker = pickle.loads(pickle.dumps(transform))
     results = []
