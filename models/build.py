@@ -60,12 +60,6 @@ def build_family(options: Model, data: Data) -> nn.Module:
     return model
 
 
-# timm's class with three kinds of blocks and any arguments; timm's names fix them.
-mixer = partial(MlpMixer, block_layer=MixerBlock, mlp_ratio=(0.5, 4.0))
-resmlp = partial(MlpMixer, block_layer=ResBlock, norm_layer=Affine)
-gated_mlp = partial(MlpMixer, block_layer=SpatialGatingBlock, mlp_layer=GatedMlp)
-
-
 def convmixer(activation: str, **arguments: Any) -> nn.Module:
     """timm's ConvMixer; `activation` is a class of torch.nn."""
     return ConvMixer(act_layer=getattr(nn, activation), **arguments)
@@ -206,18 +200,18 @@ def _residual(width: int, stride: int) -> ByoBlockCfg:
     return ByoBlockCfg(type="bottle", d=1, c=width, s=stride, gs=1, br=4.0, block_kwargs=kwargs)
 
 
-CONSTRUCTORS: dict[str, Callable[..., nn.Module]] = {
+CONSTRUCTORS: dict[str, Callable[..., nn.Module]] = {  # where timm's names fix arguments
     "coat": coat,
     "coat_lite": coat,
     "convmixer": convmixer,
-    "gatedmlp": gated_mlp,
+    "gatedmlp": partial(MlpMixer, block_layer=SpatialGatingBlock, mlp_layer=GatedMlp),
     "halo": halonet,
     "mae": fine_tuned_mae,
-    "mixer": mixer,
+    "mixer": partial(MlpMixer, block_layer=MixerBlock, mlp_ratio=(0.5, 4.0)),
     "mobileone": mobileone,
     "mobilevit": mobilevit,
     "poolformer": poolformer,
-    "resmlp": resmlp,
+    "resmlp": partial(MlpMixer, block_layer=ResBlock, norm_layer=Affine),
     "volo": VOLO,
 }
 
@@ -284,9 +278,7 @@ def outputs_of_weights(options: Model, data: Data, weights: WeightsFile | None =
     if options.pretrained == "timm":
         check_name(options.name)
         published = get_pretrained_cfg(options.name)
-        if not published:
-            return None
-        return published.num_classes or None
+        return (published and published.num_classes) or None
     model = build_on_meta(options, data)
     state = choose(weights or read_weights(str(options.pretrained)), model, options, EVALUATE).state
     names = (f"{layer}.weight" for head in head_names(model) for layer in output_layers(model, head))

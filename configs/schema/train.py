@@ -26,9 +26,8 @@ from configs.yaml_io import Values
 
 # In the order in which they are tried. The content of a file tells its format.
 WEIGHTS_EXTENSIONS = (
-    *(".pdparams", ".safetensors", ".pth", ".pt", ".bin", ".npz"),
-    *(".pth.tar", ".ckpt", ".tar", ".pyth"),
-)
+    ".pdparams", ".safetensors", ".pth", ".pt", ".bin", ".npz", ".pth.tar", ".ckpt", ".tar", ".pyth",
+)  # fmt: skip
 DEFAULT_TEACHER = "regnety_160.deit_in1k"  # DeiT's (Touvron et al., 2021)
 _MAX_MAGNITUDE = 10
 _M = r"m(\d|[12]\d|30)"

@@ -358,7 +358,7 @@ def _check_images(
 
 def _is_checked(found: FoundCheckpoint | None, splits: Mapping[str, Samples]) -> bool:
     """Whether the run that is resumed began with these images: equal numbers, and names and labels to validate on."""
-    before = read_fact(read_run(found.path.parent).get("facts", {}), TrainingData) if found else None
+    before = read_fact(read_run(found.path.parent), TrainingData) if found else None
     if not before:
         return False
     numbers = [len(splits.get(split, ())) for split in ("train", "val", "test")]

@@ -107,7 +107,7 @@ class RunContents:
         return self.folder.resolve().name
 
     def fact(self, kind: type[_F]) -> _F | None:
-        return read_fact(self.values["facts"], kind)
+        return read_fact(self.values, kind)
 
     @property
     def is_evaluation(self) -> bool:

@@ -22,7 +22,7 @@ class BaselineThread(Observer):
         self._inputs = (data, train, val)
         self._logger = logger
         self._future: Future[PixelBaseline | Note | None] | None = None
-        self.result = read_fact(logger.record.values["facts"], PixelBaseline)
+        self.result = read_fact(logger.record.values, PixelBaseline)
         self._is_due = is_main and self.result is None
 
     def after_step(self, progress: EpochProgress) -> None:

@@ -1,14 +1,14 @@
 """The facts of a run: a line of the log each, and the latest of each kind in `run.json`. Without torch and numpy."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
 from configs.schema import Data
 from configs.schema.data import properties_of
-from configs.yaml_io import Values
 from utils.tables import three_digits
 
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
@@ -215,10 +215,10 @@ Fact = (
 _F = TypeVar("_F", bound=Fact)
 
 
-def read_fact(facts: Values, kind: type[_F]) -> _F | None:
-    """The fact of a kind in the entry `facts` of `run.json`; None if it is missing or damaged."""
+def read_fact(record: Mapping[str, Any], kind: type[_F]) -> _F | None:
+    """The fact of a kind in a record, the content of `run.json`; None if it is missing or damaged."""
     with suppress(ValueError):  # pydantic's errors, too
-        return TypeAdapter(kind).validate_python(facts.get(kind.__name__))
+        return TypeAdapter(kind).validate_python(record.get("facts", {}).get(kind.__name__))
     return None
 
 

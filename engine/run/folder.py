@@ -157,7 +157,7 @@ def record_environment(context: ProcessContext, logger: RunLogger, resumed: Path
     found["commit"] = _commit()
     found["devices"] = " and ".join(f"{number} x {name}" for name, number in Counter(devices).items())
     parts = {name: str(part) for name, part in found.items() if part}
-    earlier = read_fact(read_run(resumed).get("facts", {}), Environment) if resumed else None
+    earlier = read_fact(read_run(resumed), Environment) if resumed else None
     before = earlier.parts if earlier else parts
     if changed := [name for name in parts | before if parts.get(name) != before.get(name)]:
         changes = ", ".join(f"{name} {before.get(name, 'none')} -> {parts.get(name, 'none')}" for name in changed)

@@ -105,8 +105,8 @@ def refuse_other_images(command: Command, session: Session, logger: RunLogger) -
 
 def _check_record(found: FoundCheckpoint, position: RunPosition, command: Command, logger: RunLogger) -> None:
     folder = found.path.parent
-    before = read_fact(read_run(folder).get("facts", {}), TrainingData)
-    now = read_fact(logger.record.values["facts"], TrainingData)
+    before = read_fact(read_run(folder), TrainingData)
+    now = read_fact(logger.record.values, TrainingData)
     if not before or not now:
         return
     has_same_numbers = (now.training, now.validation) == (before.training, before.validation)

@@ -93,7 +93,7 @@ class TrainedModel:
     @property
     def description(self) -> Values:
         """The names, the preprocessing, and the thresholds, if there are some."""
-        images = read_fact(read_run(self.weights.parent).get("facts", {}), ImagesRead)
+        images = read_fact(read_run(self.weights.parent), ImagesRead)
         entries = {"images_digest": images.digest} if images else {}
         return describe_data(self.config.data, self.names) | decision_to_entries(self.decision) | entries
 

@@ -182,7 +182,7 @@ def record(folder: Path, context: ProcessContext, resumed: Path | None = None) -
     logger.open(folder)
     logger.record.open(folder)
     record_environment(context, logger, resumed)
-    return read_fact(read_run(folder)["facts"], Environment)
+    return read_fact(read_run(folder), Environment)
 
 
 def test_the_versions_are_those_of_the_required_packages(tmp_path, cpu):

@@ -226,8 +226,8 @@ def test_facts_and_warnings_of_all_starts(tmp_path):
     run = read_run(tmp_path)
     assert run["starts"] == 2
     assert run["warnings"] == {long[:MAX_CHARS]: 2, "later": 2}
-    assert read_fact(run["facts"], Devices).processes == 2
-    assert read_fact(run["facts"], Model) is None
+    assert read_fact(run, Devices).processes == 2
+    assert read_fact(run, Model) is None
 
 
 @mark.parametrize("text", ["", "{", "[]", "[" * 100_000])
@@ -250,7 +250,7 @@ cpu
 
 @each_value(DAMAGED_FACTS)
 def test_a_damaged_fact_is_none(values):
-    assert read_fact({"Devices": values}, Devices) is None
+    assert read_fact({"facts": {"Devices": values}}, Devices) is None
 
 
 def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv):
@@ -262,7 +262,7 @@ def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv
     run = read_run(folder)
     log = log_of(folder)
     kinds = (Start, Devices, Environment, TrainingData, Model, ImagesRead)
-    facts = {kind: read_fact(run["facts"], kind) for kind in kinds}
+    facts = {kind: read_fact(run, kind) for kind in kinds}
     assert run["facts"].keys() == {*(kind.__name__ for kind in facts), "Preprocessing"}
     assert run["starts"] == 2
     assert facts[Start].folder == str(folder)

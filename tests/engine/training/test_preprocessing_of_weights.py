@@ -147,7 +147,7 @@ def photos(tmp_path) -> Path:
 def run_on(folder: Path, *argv: str) -> tuple[Path, Preprocessing]:
     """A run of one more step."""
     run = train([*cli(f"-data_path={folder} -batch_size=4 -num_workers=0 -output={folder.parent / 'out'}"), *argv])
-    return run, read_fact(read_run(run)["facts"], Preprocessing)
+    return run, read_fact(read_run(run), Preprocessing)
 
 
 KEYS = ("IMAGE_SIZE", "CROP_PCT", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD")

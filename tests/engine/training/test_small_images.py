@@ -83,7 +83,7 @@ def test_a_run_records_it_once_and_is_bit_equal_without_it(digits_argv, tmp_path
     record = BaselineThread.record
     monkeypatch.setattr(BaselineThread, "record", lambda thread, is_end=False: record(thread, True))
     folder = train([*digits_argv, "TRAIN.MAX_STEPS=6"])
-    fact = read_fact(read_run(folder)["facts"], PixelBaseline)
+    fact = read_fact(read_run(folder), PixelBaseline)
     result = read_result(folder)
     assert result["pixel_baseline"] == fact.pixel_baseline > 85
     assert (fact.training, fact.majority_class) == (359, result["majority_class"])
