@@ -1,5 +1,6 @@
 """The held-out test images: evaluated once, at the end of a finished run, with the best weights."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,6 +69,9 @@ def test_the_best_weights_are_tested_when_the_last_are_worse(argv, tmp_path, mon
     found = [evaluated(folder / f"{name}.pth", split, tmp_path / name / split, *argv[:4]) for name, split in cases]
     assert test["loss"] == found[0][0] < found[1][0]
     assert [is_told for _, is_told in found] == [False, False, True, False]
+    other = shutil.copytree(tmp_path / "data", tmp_path / "other")
+    words = "-dataset=folder", f"-data_path={other}"
+    assert not evaluated(folder / "best.pth", "val", tmp_path / "of-other", *words)[1]
     assert log_of(folder).count("Test Loss") == 1
     summary = read_json(folder / "evaluation-test" / "summary.json")
     assert (summary["epoch"], summary["samples"]) == (2, 34)

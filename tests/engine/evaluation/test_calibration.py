@@ -145,9 +145,11 @@ def test_an_older_version_finds_no_point_of_tempered_scores():
     logits, targets = drawn(300, 4, 3)
     results = replace(results_of(logits, targets), point=OperatingPoint(name="b", label=1, specificity=0.9))
     assert {*decision_to_entries(results.metrics().decision)} == {OPERATING_POINT}
-    decision = replace(results, temperature=3.0).metrics().decision
+    tempered = replace(results, temperature=3.0)
+    decision = tempered.metrics().decision
     assert OPERATING_POINT not in decision_to_entries(decision)
-    assert stored_decision(replace(results, temperature=3.0)) == decision
+    assert stored_decision(tempered) == decision
+    assert decision.point == tempered.calibrated.used_point
 
 
 GOAL = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"

@@ -304,6 +304,14 @@ def test_a_class_is_found_by_the_value_that_yaml_reads(typed, label):
     assert point.name == names[point.label] == names[int(label)]
 
 
+def test_a_point_of_more_classes_than_have_scores_is_refused():
+    config = config_for("-opts", "EVAL.OPERATING_POINT={class: 5, specificity: 0.9}")
+    names = [*map(str, range(257))]
+    assert operating_goal(config, names[:256]).label == 5
+    with refused("257 classes"):
+        operating_goal(config, names)
+
+
 @mark.parametrize("thresholds, labels", [(None, ["a", "b"]), (np.zeros(2), ["a | b", "b"])])
 def test_without_a_decision_the_predicted_classes_are_counted(thresholds, labels, tmp_path):
     samples = Noise(["1.jpg", "2.jpg", "3.jpg"])
