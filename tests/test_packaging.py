@@ -29,7 +29,7 @@ def requirements(name: str) -> list[Requirement]:
 
 def test_pip_install_ends_in_one_line_that_says_how_to_start(tmp_path):
     """The packages are named as others on PyPI are (datasets, utils): nothing may reach site-packages."""
-    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", f"--wheel-dir={tmp_path}", str(ROOT)]
+    pip = [sys.executable, *cli(f"-m pip wheel --no-deps --no-index --wheel-dir={tmp_path} {ROOT}")]
     process = subprocess.run(pip, capture_output=True, text=True)
     assert process.returncode
     assert not list(tmp_path.iterdir())
@@ -65,7 +65,7 @@ def test_the_container_has_what_its_commands_need():
 
 
 def is_needed(path: Path) -> bool:
-    return path.suffix in {".py", ".txt", ".lock"} or path.name in {"configs", "datasets", "engine", "models", "utils"}
+    return path.suffix in {".py", ".txt", ".lock"} or path.name in cli("configs datasets engine models utils")
 
 
 def command(output, *flags):

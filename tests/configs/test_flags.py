@@ -5,7 +5,7 @@ from ast import literal_eval
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, config_for, each_row, refused
+from conftest import ROOT, cli, config_for, each_row, refused
 
 from configs.command_line import parse_command_line
 from configs.help import all_keys, options_page
@@ -83,7 +83,7 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(url, tmp_path):
 
 
 def test_a_flag_that_opts_replace_is_named():
-    command = parse_command_line(["-batch_size=4", "-epochs=3", "-opts", "DATA.BATCH_SIZE=8"])
+    command = parse_command_line(cli("-batch_size=4 -epochs=3 -opts DATA.BATCH_SIZE=8"))
     assert [note.text.split()[0] for note in command.notes if "replaces it" in note.text] == ["-batch_size"]
     assert command.config.data.batch_size == 8
 
@@ -95,7 +95,7 @@ def test_home_is_expanded_in_flags_files_and_lists(tmp_path, monkeypatch):
     (tmp_path / "run.yaml").write_text(
         "BASE: [~/base.yaml]\nSAVE: ~/out\nDATA: {CACHE_DIR: '~/cache'}\nPLUGINS: [~/own.py]\n"
     )
-    words = ["-cfg=~/run.yaml", "-data_path", "~/images", "-plugin=~/own.py", "-opts", "TRAIN.TEACHER_MODEL=~/t.pth"]
+    words = cli("-cfg=~/run.yaml -data_path ~/images -plugin=~/own.py -opts TRAIN.TEACHER_MODEL=~/t.pth")
     config = config_for(*words, "MODEL.PRETRAINED='~/a.pth'")
     assert_options(
         config, f"SAVE={tmp_path}/out DATA.CACHE_DIR={tmp_path}/cache DATA.DATA_PATH={tmp_path}/images SEED=3"
@@ -111,7 +111,7 @@ def test_home_is_expanded_in_flags_files_and_lists(tmp_path, monkeypatch):
 
 def test_of_two_cfg_files_the_last_one_is_read_and_the_others_are_named():
     """Who adds a file to the command of a script expects that both are read: the first one's options were lost."""
-    command = parse_command_line(["-cfg=none.yaml", "-cfg", "configs/vit_digits.yaml", "-c", "configs/probe.yaml"])
+    command = parse_command_line(cli("-cfg=none.yaml -cfg configs/vit_digits.yaml -c configs/probe.yaml"))
     assert command.recipe == Path("configs/probe.yaml")
     named = [note.text.split()[1] for note in command.notes if note.kind == "screen" and "is not read" in note.text]
     assert named == ["none.yaml", "configs/vit_digits.yaml"]

@@ -270,9 +270,9 @@ def test_a_folder_without_a_model_of_timms_is_refused(tmp_path, content):
         config_for(f"-model=local-dir:{tmp_path}")
 
 
-values = attrgetter(
-    "enabled", "level", "init_loss_scaling", "incr_every_n_steps", "incr_ratio", "decr_every_n_nan_or_inf", "decr_ratio"
-)
+VALUES = """
+enabled level init_loss_scaling incr_every_n_steps incr_ratio decr_every_n_nan_or_inf decr_ratio
+"""
 PUBLISHED = """
 fp32 | False, 'O1', 65536, 2000, 2.0, 1, 0.5
 torch | True, 'O1', 65536, 2000, 2.0, 1, 0.5
@@ -292,7 +292,7 @@ def test_each_preset_has_its_row():
 @pytest.mark.parametrize("preset, published", cells_of(PUBLISHED))
 def test_a_preset_has_its_published_values(preset, published):
     command = parse_command_line(["-opts", f"AMP.PRESET={preset}"])
-    assert values(command.config.amp) == literal_eval(published)
+    assert attrgetter(*VALUES.split())(command.config.amp) == literal_eval(published)
     assert len(told(command.notes, f"AMP.PRESET {preset}: ")) == len(told(command.notes, "PRESET")) == 1
 
 

@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
-from conftest import TINY_VIT, config_for, each_row, noise_folder, told, train
+from conftest import TINY_VIT, cli, config_for, each_row, noise_folder, told, train
 
 from configs.command_line import parse_command_line, to_yaml, unused_keys
 from configs.compare import changed_options
@@ -69,7 +69,7 @@ def test_a_key_in_opts_without_the_option_that_it_belongs_to_is_named(argv, name
 
 
 def test_a_probe_changes_only_keys_that_it_is_said_not_to_use():
-    argv = ["-cfg=configs/finetune.yaml", "-batch_size=8", "-batch_size_eval=8", "-opts", "DATA.BALANCED_SAMPLING=true"]
+    argv = cli("-cfg=configs/finetune.yaml -batch_size=8 -batch_size_eval=8 -opts DATA.BALANCED_SAMPLING=true")
     full, probe = (to_yaml(config_for(*argv, f"MODEL.TUNE={tune}")) for tune in ("full", "probe"))
     changed = changed_options(full, probe)
     assert changed["TRAIN.NUM_EPOCHS"] == (10, 1)
@@ -110,8 +110,8 @@ def read_keys(monkeypatch):
 @pytest.mark.slow
 def test_no_command_reads_a_key_that_it_is_said_not_to_use(tmp_path, cpu, read_keys):
     noise_folder(tmp_path / "data", train=8, val=4, shape=(12, 12, 3))
-    base = [f"-output={tmp_path}", "-dataset=folder", f"-data_path={tmp_path / 'data'}", "-num_workers=0"]
-    base += ["-batch_size=4", "-opts", *TINY_VIT, "TRAIN.NUM_EPOCHS=1"]
+    base = cli(f"-output={tmp_path} -dataset=folder -data_path={tmp_path / 'data'} -num_workers=0 -batch_size=4 -opts")
+    base += [*TINY_VIT, "TRAIN.NUM_EPOCHS=1"]
     weights = [f"-pretrained={train(['-name=trained', *base], cpu) / 'last.pth'}", f"-output={tmp_path / 'files'}"]
     commands = {
         "train": base,

@@ -2,7 +2,7 @@
 
 import timm
 import torch
-from conftest import slow, values_of
+from conftest import cli, slow, values_of
 from pytest import approx, mark
 from timm import create_model
 from timm.layers import DropPath
@@ -113,7 +113,7 @@ def test_blocks_are_no_part_of_the_stem_or_the_head(name):
     model = on_meta(name)
     inside = {parameter for block in blocks_of(model) for parameter in block.parameters()}
     parts = dict(model.named_children())
-    for part in ("stem", "patch_embed", "conv1", "base_layer", "pre_classifier", "final_layer", "head"):
+    for part in cli("stem patch_embed conv1 base_layer pre_classifier final_layer head"):
         assert not inside.intersection(parts.get(part, nn.Identity()).parameters()), part
 
 

@@ -388,6 +388,6 @@ def test_the_client_gives_the_probabilities_of_predictions(trained_digits, tmp_p
     export.main([str(folder), "-format=onnx", "-output=best.onnx", "-no_check"])
     exec(CLIENT, names := {})
     assert names["temperature"] < 0.9
-    run_here("-predict", "photo.jpg", f"-resume={folder}", "-format=wide", "-output=p")
+    run_here(*cli(f"-predict photo.jpg -resume={folder} -format=wide -output=p"))
     (row,) = read_csv_rows(tmp_path / "p/predictions.csv")
     assert {name: float(row[name]) for name in names["probabilities"]} == approx(names["probabilities"], abs=1e-4)

@@ -8,13 +8,13 @@ import signal
 import sys
 from pathlib import Path
 
-from conftest import ROOT, each_row, each_value
+from conftest import ROOT, cli, each_row, each_value
 from pytest import fixture, mark, raises
 
 from utils import system
 from utils.system import available_bytes, core_share, cpu_quota, limit_spinning, why_unusable
 
-PROJECT = {"configs", "datasets", "engine", "models", "scripts", "utils"}
+PROJECT = {*cli("configs datasets engine models scripts utils")}
 PROGRAMS = [
     path
     for path in [*ROOT.glob("main_*.py"), *(ROOT / "scripts").rglob("*.py")]
