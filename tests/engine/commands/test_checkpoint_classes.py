@@ -120,16 +120,19 @@ def test_a_folder_of_some_classes_is_evaluated_by_name(trained, tmp_path):
         assert ("Warning: Data: all images are of one class" in text) == (label == 1)
 
 
-@mark.parametrize(
-    "command, options, warns",
-    [("-eval", [], True), ("-predict", [], False), ("-eval", ["DATA.MULTI_LABEL=true"], False)],
-)
-def test_images_of_one_class_are_a_warning_of_an_evaluation_with_one_label(
-    command, options, warns, trained, images, tmp_path
-):
+ONE_CLASS = """
+command | options | warns
+-eval | SEED=0 | true
+-predict | SEED=0 | false
+-eval | DATA.MULTI_LABEL=true LOSS.NAME=bce | false
+"""
+
+
+@each_value(ONE_CLASS)
+def test_one_class_is_a_warning_of_evaluations_of_one_label(command, options, warns, trained, images, tmp_path):
     (tmp_path / "all.csv").write_text("image_path,target\nant/0.png,ant\nant/1.png,ant\n")
     flags = cli(f"-dataset=csv -data_path={tmp_path / 'all.csv'} -pretrained={trained / 'best.pth'} -split=all -opts")
-    words = [command, *flags, *MODEL, f"DATA.IMAGE_ROOT={images}", *options]
+    words = [command, *flags, *MODEL, f"DATA.IMAGE_ROOT={images}", *cli(options)]
     plan = plan_evaluation(parse_command_line(words), CPU, RunLogger(CPU))
     assert [note.kind for note in plan.notes if "of one class" in str(note)] == ["warning"] * warns
 

@@ -233,6 +233,7 @@ def test_a_point_of_groups_is_the_one_of_their_means(rule):
     grouped = mean_by_group(replace(results, point=results.used_point))
     assert list(grouped.errors.values()) == [MIXED_LABELS] * (len(groups) - len(kept))
     assert len(grouped.readable) == len(kept)
+    assert grouped.unit == "groups"
     assert figures_at(grouped, grouped.point)["sensitivity"] == approx(100 * true[1 - false >= 0.5].max())
 
 

@@ -371,6 +371,7 @@ def test_the_mean_of_probabilities_of_0_is_0(classes):
     assert found[:4].sum(1) == approx(np.ones(4), abs=1e-6)
     assert (found[:2, 0] == 0).all()
     assert found[4].tolist() == [0.5] * classes
+    assert grouped.errors == {4: "no image can be read"}
     assert grouped.labels[:4, 0].tolist() == expected.argmax(1).tolist()
     assert grouped.ranking.auroc.shape == (classes,)
 

@@ -84,6 +84,7 @@ def test_each_column_of_an_evaluation_is_documented_and_its_figures_are_numbers(
     names = {*summary, *summary["operating_point"], *summary["class_auroc"]}
     assert [name for name in names if f"`{name}`" not in docs] == []
     assert summary["class_auroc"]["class"] == ["ill", "-1"][classes - 2]  # of the point
+    assert {label for label, *_ in read_table(tmp_path / "curves.csv")[1:]} == {str(classes - 1)}
     tables = [*tmp_path.rglob("*.csv")]
     assert_numbers(tables)
     headers = {file.name: read_table(file)[0] for file in tables if file.name != "confusion.csv"}
