@@ -137,9 +137,9 @@ def _notes_on_training(train: Samples, names: Sequence[str], counts: np.ndarray)
     notes = []
     empty = np.flatnonzero(counts == 0)
     if len(empty):
-        example = shorten(names[empty[-1]])  # of numbers, perhaps a typing error in another split
-        text = f"{len(empty)} of {len(names)} classes have no training image, such as {example}"
-        notes.append(Note("warning" if train.has_class_names else "log", text))
+        text = f"{len(empty)} of {len(names)} classes have no training image, such as {shorten(names[empty[-1]])}"
+        is_meant = not train.has_class_names and len(names) == len(train.class_names)  # a part of ImageNet's numbers
+        notes.append(Note("log" if is_meant else "warning", text))
     typical = np.median(counts[counts > 0]) if counts.any() else _FEW_IMAGES
     if typical < _FEW_IMAGES:
         fix = "add images or use pretrained weights, and validate on more images"

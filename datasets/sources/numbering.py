@@ -109,14 +109,9 @@ def take_classes(rows: Rows, wanted: Wanted) -> Rows:
     others = np.flatnonzero(labels < 0).tolist()
     if not others:
         return taken
-    counts = _count(rows)
+    counts = rows.class_counts
     left_out = list_names([f"{names[label]} ({counts[label]} images)" for label in others], 5)
     return taken.noted(Note("screen", f"left out: {left_out}, DATA.ONLY_CLASSES"))
-
-
-def _count(rows: Rows) -> np.ndarray:
-    """The images of each class in all splits, int64 (classes,)."""
-    return np.sum([samples.class_counts(len(rows.class_names)) for samples in rows.splits.values()], axis=0)
 
 
 def number_classes(rows: Rows, wanted: Wanted) -> Rows:
@@ -157,7 +152,7 @@ def _check_classes(rows: Rows, labels: np.ndarray, known: Sequence[str], source:
     start = "to train with it, start from the weights: python main_single_gpu.py -cfg=RUN/config.yaml"
     fix = f"{start} -pretrained=RUN/best.pth -data_path={shlex.quote(data.data_path)} -opts MODEL.NUM_CLASSES=null"
     if not needs_all:
-        unknown = [names[label] for label in np.flatnonzero((_count(rows) > 0) & (labels < 0)).tolist()]
+        unknown = [names[label] for label in np.flatnonzero((rows.class_counts > 0) & (labels < 0)).tolist()]
         fix = "rename or remove it"
     advice = ""
     if others and missing and not (needs_all or data.rename):  # DATA.RENAME cannot change in a run

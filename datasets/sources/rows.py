@@ -36,6 +36,12 @@ class Rows:
     def has_class_names(self) -> bool:
         return all(samples.has_class_names for samples in self.splits.values())
 
+    @property
+    def class_counts(self) -> np.ndarray:
+        """The images of each class in all splits, int64 (classes,)."""
+        number = len(self.class_names)
+        return np.sum([samples.class_counts(number) for samples in self.splits.values()], axis=0)
+
     def each(self, change: Callable[[str, Samples], Samples]) -> "Rows":
         """The table with other samples of each split."""
         return replace(self, splits={split: change(split, samples) for split, samples in self.splits.items()})

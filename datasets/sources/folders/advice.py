@@ -337,10 +337,14 @@ def _candidates(root: Path, levels: Levels, trainings: Sequence[str], images: Se
     yield from (root / name / levels.tops[name] for name in nested)
 
 
-def notes_on_lists(root: Path, listing: ImageFiles, given: Path) -> list[Note]:
-    """Lines on lists of splits, workbooks and MegaDetector's boxes in or beside the folders, which are not read."""
+def notes_on_lists(root: Path, listing: ImageFiles, given: Path, split: str) -> list[Note]:
+    """Lines on lists of splits, workbooks and MegaDetector's boxes in or beside the folders, which are not read.
+
+    split: of the images, whose own list beside a folder of them alone is no news.
+    """
     found = files_beside(root, given)
-    _, notes = splits_beside(found, chain(listing.paths, listing.class_names), root)
+    others = (file for file in found if listing.root == root or any_word_in(file.stem) != split)
+    _, notes = splits_beside(others, listing.paths, root)
     for path in found:
         if re.search(WORKBOOK, path.name):
             notes.append(Note("screen", f"{path}: {IS_WORKBOOK}, if it has labels"))

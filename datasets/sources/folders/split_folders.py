@@ -284,7 +284,7 @@ class SplitFolders:
         if folder != train:
             known = [*map(to_nfc, list_folder(train, excluded)[0])]
         listing = read_class_folders(folder, excluded, known)
-        listing.notes[:0] = [*self._notes_on_folders(unread), *notes_on_lists(self.root, listing, self.given)]
+        listing.notes[:0] = [*self._notes_on_folders(unread), *notes_on_lists(self.root, listing, self.given, split)]
         return listing
 
     def error_of(self, listing: ImageFiles, trains: bool) -> UserError | None:

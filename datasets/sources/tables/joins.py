@@ -103,7 +103,7 @@ def splits_beside(
 ) -> tuple[list[Path], list[Note]]:
     """The tables with a column of splits of images, and a warning about lists of splits.
 
-    names: of the images, and of the classes that a list may name. page: the end of its name.
+    names: of the images. page: the end of its name.
     """
     tables = list[Path]()
     lists = list[str]()

@@ -91,6 +91,17 @@ def test_classes_with_few_images_and_classes_of_unequal_size_are_noted(train, va
     assert not told(notes_on(*splits, is_weighted=True), "CLASS_WEIGHTS")
 
 
+@mark.parametrize("of_val, kind", [([0, 1, 2], "log"), ([1, 2, 3], "warning")])
+def test_numbers_above_those_of_the_training_are_no_part_of_a_list(of_val, kind):
+    """Classes from 0 in train.csv, from 1 in val.csv."""
+    splits = []
+    for labels in ([0, 0, 2], of_val):
+        names = [*map(str, range(max(labels) + 1))]
+        one = ImageArray(np.zeros((3, 1, 2, 2), np.uint8), np.array(labels), names)
+        splits.append(one.changed(has_class_names=False))
+    assert told(notes_on(*splits), "no training image", kind)
+
+
 def test_thresholds_of_labels_with_few_images_are_chance():
     labels = np.eye(4, dtype=np.int8)[np.repeat(range(4), [1, 9, 2, 9])]  # of each, one of several labels
     several = [ImageArray(np.zeros((21, 1, 2, 2), np.uint8), labels, list("abcd"))] * 2

@@ -169,7 +169,7 @@ patients beside folders | {a,b}/@.png | meta.csv | path,patient | {path},p{value
 plates of both classes | {ill,well}/P{1,2,3,4,5,6}/@.png | | | | | .
 magnifications of both classes | {ill,well}/{40X,100X,200X,400X}/@.png | | | | | .
 patients in names | images/PAT{0,1,2,3}_{0,1,2}.png | | | | | .
-iNaturalist 2018 | train_val2018/{Aves/{200,202},Plantae/{201,203}}/@.jpg | train2018.json | | "{path}", | | .
+iNaturalist 2018 | train_val2018/{Aves/{200,202},Plantae/{201,203}}/@.jpg | {value}2018.json | | "{path}", | train train train val | .
 # Well-known sets
 GTSRB | Train/{0,1,2,3}/@.png | Train.csv | Width,Height,ClassId,Path | 27,26,{parent},{path} | | .
 Food-101 | images/{pie,ramen}/@.jpg | classes.txt | | {parent} | | .

@@ -126,6 +126,14 @@ def test_paths_are_decoded_only_for_a_table_beside_them(tmp_path, monkeypatch):
     assert decoded == [6]
 
 
+@mark.parametrize("list, is_named", [("train_labels.csv", False), ("test_labels.csv", True), ("labels.csv", False)])
+def test_the_own_list_of_the_images_in_a_folder_of_a_split_is_no_news(list, is_named, tmp_path):
+    """RAF-DB: train_labels.csv beside train/."""
+    images = tree(tmp_path, "train/a/a{1,2,3}.jpg", "train/b/b{1,2,3}.jpg", "val/a/a4.jpg", "val/b/b4.jpg") / "train"
+    write_table(tmp_path / list, [f"{path.stem},{path.parent.name}" for path in images.glob("*/*")], "id,label")
+    assert bool(told(read(tmp_path)[0].notes, "lists of splits", "warning")) == is_named
+
+
 def test_files_that_are_not_read_are_counted_by_ending_with_an_example(tmp_path):
     """Beside the class folders, and in them: without files of systems, and those of the name of an image."""
     tree(tmp_path, "{a,b}/{0,1,2}.jpg", "{x,y,z}.png", "a/{7,8}.jp2!", "b/3.FITS!", "b/raw.dng!", "a/.hidden.jp2!")
