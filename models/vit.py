@@ -112,9 +112,9 @@ def build_vit(options: ViT, data: Data) -> VisionTransformer:
     assert vit.pos_embed is not None
     if options.stem:
         check_image_size(vit, f"MODEL.STEM: {options.stem}", data)
-    else:  # the other layers are timm's `moco`, see docs/recipes.md
+    else:  # the other layers are timm's `moco`, see docs/recipes.md; torch 2.12's trunc_normal_ draws other values
         nn.init.xavier_uniform_(vit.patch_embed.proj.weight.flatten(1))  # a linear layer in the shape of a convolution
-        nn.init.trunc_normal_(vit.pos_embed, std=vit.embed_dim**-0.5)
+        nn.init.normal_(vit.pos_embed, std=vit.embed_dim**-0.5)
     if options.pos_embed in _FORMULAS:  # fixed, with zeros for the class token (Chen et al., 2021)
         vit.pos_embed.requires_grad_(False).zero_()
         formula = _FORMULAS[options.pos_embed]
