@@ -101,7 +101,7 @@ def _to_timm_layout(name: str, tensor: Tensor) -> Tensor:
 _REGNET = Family(
     timm="regnety_160",
     arguments=lambda options, data: {},
-    renames=renames_in(r"""
+    renames=r"""
 ^stages\.(\d)\.blocks\.(\d+)\. s{1+1}.b{2+1}.
 ^stem\.0\. stem.conv.
 ^stem\.1\. stem.bn.
@@ -110,9 +110,12 @@ _REGNET = Family(
 \.downsample\.conv1x1\. .downsample.conv.
 \.se\.conv(\d)_1x1\. .se.fc\1.
 ^head\.2\. head.fc.
-"""),
+""",
 )
-_STATISTICS = {r"\._mean$": ".running_mean", r"\._variance$": ".running_var"}
+_STATISTICS = renames_in(r"""
+\._mean$ .running_mean
+\._variance$ .running_var
+""")
 
 
 def paddle_to_timm(file: Path, options: Model, model: nn.Module, state: State) -> tuple[State, list[Note]]:
@@ -141,7 +144,8 @@ def paddle_to_timm(file: Path, options: Model, model: nn.Module, state: State) -
 
 def _from_paddlevit(family: Family, options: Model, model: nn.Module, state: State) -> tuple[State, list[str]]:
     """The tensors with the names and the layout of `model`, and the names that it does not have."""
-    renames = {**_STATISTICS, **(family.renames(options) if callable(family.renames) else family.renames)}
+    table = family.renames
+    renames = {**_STATISTICS, **(table(options) if callable(table) else renames_in(table))}
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     own = model.state_dict()
     result: State = {}

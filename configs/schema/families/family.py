@@ -145,7 +145,8 @@ class Family:
     timm: a name of timm's, or a function of the options; None if models/build.py constructs the model.
     teacher_distils: whether TRAIN.DISTILLATION_TYPE is hard by default if TRAIN.TEACHER_WEIGHTS is given, as in a
         script of PaddleViT's for distillation.
-    renames: applied to each name of PaddleViT's .pdparams, in this order; or a function of the options.
+    renames: a table of `renames_in`, applied to each name of PaddleViT's .pdparams, in this order; or a function of the
+        options.
     split: pattern of a renamed tensor, with the groups before and after the name of its module -> the modules that get
         equal parts of its first axis.
     dropped: names in the .pdparams of tensors that timm computes itself; patterns for a whole name.
@@ -159,7 +160,7 @@ class Family:
     train: Values = field(default_factory=dict)
     timm: str | Callable[[Any], str] | None = None
     teacher_distils: bool = False
-    renames: Renames | Callable[[Any], Renames] = field(default_factory=dict)
+    renames: str | Callable[[Any], Renames] = ""
     split: Mapping[str, Sequence[str]] = field(default_factory=dict)
     dropped: Sequence[str] = ()
     norm_eps: Mapping[str, float] = field(default_factory=dict)

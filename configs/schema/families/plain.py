@@ -33,7 +33,7 @@ _transformer = partial(arguments, _KEYS, dropout=DROPOUTS)
 
 # The names of PaddleViT's ViT, DeiT and MAE in timm.
 # `patch_embedding` until March 2022, `embeddings` in June 2021.
-_VIT_RENAMES = renames_in(r"""
+_VIT_RENAMES = r"""
 ^transformer\.
 ^(?:patch_embedding|embeddings)\.position_embeddings$ pos_embed
 ^(?:patch_embedding|embeddings)\.cls_token$ cls_token
@@ -49,7 +49,7 @@ _VIT_RENAMES = renames_in(r"""
 ^encoder\.encoder_norm\. norm.
 ^classifier_dist\. head_dist.
 ^classifier\. head.
-""")
+"""
 
 
 class DeiT(PlainTransformer):
@@ -102,7 +102,7 @@ class CaiT(PlainTransformer):
         arguments=_transformer("init_values depth_token_only", mlp_ratio_token_only="mlp_ratio"),
         droppath=0.1,
         train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996},
-        renames={r"^patch_embed\.patch_embed\.": "patch_embed.proj."},
+        renames=r"^patch_embed\.patch_embed\. patch_embed.proj.",
     )
 
 
@@ -124,7 +124,7 @@ class XCiT(PlainTransformer):
         droppath=0.1,
         train={"END_LR": 1e-5},
         teacher_distils=True,
-        renames={r"^pos_embeder\.": "pos_embed."},
+        renames=r"^pos_embeder\. pos_embed.",
         split={r"(cls_attn_blocks\.\d+\.attn\.)qkv(\..*)": ("q", "k", "v")},
     )
 
@@ -168,7 +168,10 @@ class CrossViT(Model):
         arguments=_crossvit_arguments,
         droppath=0.1,
         train={"END_LR": 1e-5},
-        renames={r"^(pos_embed|cls_token)\.(\d)$": r"\1_\2", r"\.attn\.out\.": ".attn.proj."},
+        renames=r"""
+^(pos_embed|cls_token)\.(\d)$ \1_\2
+\.attn\.out\. .attn.proj.
+""",
         norm_eps={r"blocks\.\d+\.revert_projs\.\d+\.0": 1e-5},
     )
 
@@ -240,7 +243,10 @@ class Mixer(Model):
         data=HALF,
         droppath=0.1,
         train=_MLP_TRAINING,
-        renames={r"^patch_embed\.patch_embed\.": "stem.proj.", r"^mixer_layers\.": "blocks."},
+        renames=r"""
+^patch_embed\.patch_embed\. stem.proj.
+^mixer_layers\. blocks.
+""",
     )
 
 

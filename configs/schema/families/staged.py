@@ -70,13 +70,13 @@ class Swin(Model):
         data={"CROP_PCT": 0.9},
         droppath=0.1,
         train={"WARMUP_EPOCHS": 20, "WARMUP_START_LR": 5e-7, "END_LR": 5e-6, "GRAD_CLIP": 5.0},
-        renames=renames_in(r"""
+        renames=r"""
 ^patch_embedding\.patch_embed\. patch_embed.proj.
 ^patch_embedding\.norm\. patch_embed.norm.
 ^stages\.(\d+)\.downsample\. layers.{1+1}.downsample.
 ^stages\. layers.
 ^fc\. head.fc.
-"""),
+""",
         dropped=[r".*\.relative_position_index", r".*\.attn_mask"],
     )
 
@@ -105,7 +105,7 @@ class PVTv2(Model):
         ),
         droppath=0.1,
         train={"END_LR": 1e-5},
-        renames=renames_in(r"""
+        renames=r"""
 ^patch_embedding1\.patch_embed\. patch_embed.proj.
 ^patch_embedding1\.norm\. patch_embed.norm.
 ^patch_embedding(\d)\.patch_embed\. stages.{1-1}.downsample.proj.
@@ -113,7 +113,7 @@ class PVTv2(Model):
 ^block(\d)\. stages.{1-1}.blocks.
 ^norm(\d)\. stages.{1-1}.norm.
 \.dwconv\.dwconv\. .dwconv.
-"""),
+""",
         norm_eps={r"(.*\.)?norm[12]?": 1e-6},
     )
 
@@ -137,7 +137,7 @@ class PiT(Model):
         ),
         droppath=0.1,
         train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996},
-        renames=renames_in(r"^pools\.(\d+)\. transformers.{1+1}.pool."),
+        renames=r"^pools\.(\d+)\. transformers.{1+1}.pool.",
     )
 
 
@@ -216,11 +216,11 @@ class CoaT(Model):
             "img_size embed_dims serial_depths parallel_depth mlp_ratios qkv_bias", dropout="proj_drop_rate"
         ),
         train={"WARMUP_EPOCHS": 20, "BASE_LR": 4e-3, "END_LR": 1e-5, "MODEL_EMA": True},
-        renames=renames_in(r"""
+        renames=r"""
 ^(patch_embed|cls_token|cpe|crpe)s\.(\d) \1{2+1}
 ^(patch_embed\d)\.patch_embed\. \1.proj.
 ^serial_blocks\.(\d)\. serial_blocks{1+1}.
-"""),
+""",
     )
 
 
@@ -254,11 +254,11 @@ class VOLO(Model):
             dropout="pos_drop_rate",
         ),
         train={"WARMUP_EPOCHS": 3, "BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 128},
-        renames=renames_in(r"""
+        renames=r"""
 ^patch_embed\.stem\. patch_embed.conv.
 ^model\. network.
 ^post_model\. post_network.
-"""),
+""",
     )
 
 
@@ -293,7 +293,7 @@ class PoolFormer(Model):
     family = Family(
         arguments=arguments(depths="layers", dims="embed_dims", layer_scale_init_values="layer_scale_init_value"),
         train={"BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 1024},
-        renames=renames_in(r"""
+        renames=r"""
 ^patch_embed\.proj\. stem.conv.
 ^network\.1\.proj\. stages.1.downsample.conv.
 ^network\.3\.proj\. stages.2.downsample.conv.
@@ -305,7 +305,7 @@ class PoolFormer(Model):
 \.layer_scale_(\d)$ .layer_scale\1.scale
 ^norm\. head.norm.
 ^head\.(weight|bias)$ head.fc.\1
-"""),
+""",
     )
 
 
@@ -381,13 +381,13 @@ class HaloNet(Model):
         ),
         data={"IMAGE_SIZE": 256, "CROP_PCT": 0.95},
         train=_HALONET_TRAINING,
-        renames=renames_in(r"""
+        renames=r"""
 ^stage(\d)\.blocks\. stages.{1-1}.
 \.creat_shortcut\. .shortcut.
 \.pos_embed\.rel_(height|width)$ .pos_embed.\1_rel
 \.post_attn\.bn\. .post_attn.
 ^classifier\.1\. head.fc.
-"""),
+""",
     )
 
 
@@ -437,7 +437,7 @@ class MobileOne(Model):
     family = Family(
         arguments=arguments("widths strides num_branches use_se", depths="num_blocks"),
         train=MOBILE_TRAINING,
-        renames={
+        renames=lambda _: {
             rf"^stages\.(\d+)\.(\d+)\.({'|'.join(_PARTS)})\.": _mobileone_block,
             **renames_in(r"""
 \.attn\.reduce\. .attn.fc1.
@@ -467,7 +467,7 @@ class MobileViT(Model):
         arguments=arguments("dims", transformer_dims="hidden_dims"),
         data={"CROP_PCT": 0.9},
         train=MOBILE_TRAINING,
-        renames=renames_in(r"""
+        renames=r"""
 ^mv2_block_1\. stages.0.0.
 ^mv2_block_([234])\. stages.1.{1-2}.
 ^mv2_block_([567])\. stages.{1-3}.0.
@@ -489,6 +489,6 @@ class MobileViT(Model):
 ^linear\. head.fc.
 \.norm\. .bn.
 \.norm_\. .norm.
-"""),
+""",
         norm_eps={r"stages\.\d\.1\.norm": 1e-6},
     )
