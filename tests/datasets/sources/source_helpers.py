@@ -13,7 +13,7 @@ from PIL import Image
 from configs.schema import Data
 from datasets import reading
 from datasets.recognition import recognize_dataset
-from datasets.sources.checks import check_files
+from datasets.sources.checks import check_files, check_images
 from datasets.sources.split import History, RunSplit, as_read_before
 from tests.datasets.shards.tar_files import jpeg, tar_of
 from utils.errors import UserError
@@ -40,6 +40,13 @@ def read(given, *splits, known=None, num_classes=None, **values):
         if not how["is_new"]:
             data = as_read_before(data, known or RunSplit(0, 0.1, ()))
     return read_samples(data, num_classes, CPU, *(splits or ("train", "val")), history=History(known), **how)
+
+
+def read_checked(given, *splits, **values):
+    """As `read`, with the notes on the files of images; an error, if some cannot be read."""
+    found = read(given, *splits, **values)
+    found[0].notes += check_images(found, options(given, **values), CPU)
+    return found
 
 
 def answers_to(given, value="", **values) -> list[Data]:

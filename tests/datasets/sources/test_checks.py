@@ -11,12 +11,13 @@ from string import ascii_lowercase
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, each_row, refused, samples_for, told
+from conftest import CPU, each_row, refused, told
 from pytest import fixture, mark, raises
-from source_helpers import options, tree, without_other_ranks, write_classes, write_image
+from source_helpers import options, read, tree, without_other_ranks, write_classes, write_image
 
 from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
+from configs.yaml_io import parse_value
 from datasets import reading
 from datasets.decoding.decode import Decoding, open_image
 from datasets.sources import checks
@@ -29,15 +30,10 @@ from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
 
 
-def config_for(root: Path, dataset: str, *given: str):
-    flags = [f"-dataset={dataset}", f"-data_path={root}", "-batch_size=2", "-opts", "SEED=0"]
-    return parse_command_line([*flags, *given]).config
-
-
-def report_on(root: Path, dataset: str, *given: str) -> list[str]:
+def report_on(root: Path, **values) -> list[str]:
     """The lines of the error about both splits."""
     with raises(UserError) as caught:
-        samples_for(config_for(root, dataset, *given), CPU, "train", "val")
+        read(root, "train", "val", **values)
     return str(caught.value).split("\n  ")
 
 
@@ -57,7 +53,7 @@ def test_one_report_names_all_problems(dataset, tmp_path):
     tree(tmp_path, "a.jpg", "b.jpg")
     (tmp_path / name).write_text(lines)
     (tmp_path / name.replace("train", "val")).write_text(lines.splitlines()[0] + "\nx")
-    _, *findings = report_on(tmp_path, dataset, "MODEL.NUM_CLASSES=10")
+    _, *findings = report_on(tmp_path, dataset=dataset, num_classes=10)
     named = {int(number) for number in re.findall(rf"{tmp_path / name}:(\d+): ", "\n".join(findings))}
     assert named == numbers
     assert str(tmp_path / name.replace("train", "val")) in "\n".join(findings)
@@ -109,11 +105,11 @@ def test_thresholds_of_labels_with_few_images_are_chance():
     assert "(1 of 'a', 2 of 'c')" in chance
 
 
-def test_a_digest_names_the_images_and_labels_in_any_place_and_order(tmp_path, cpu):
+def test_a_digest_names_the_images_and_labels_in_any_place_and_order(tmp_path):
     def digest(root, *lines):
         tree(root, "caf\u00e9.jpg", "b.jpg")
         (root / "val_list.txt").write_text("\n".join(lines))
-        (samples,) = samples_for(config_for(root, "imagenet2012"), cpu, "val")
+        (samples,) = read(root, "val", dataset="imagenet2012")
         return digest_of(samples)
 
     one = digest(tmp_path / "one", "caf\u00e9.jpg 0", "b.jpg 1")
@@ -124,13 +120,13 @@ def test_a_digest_names_the_images_and_labels_in_any_place_and_order(tmp_path, c
     assert len({one, *others}) == 3
 
 
-def test_a_data_set_without_any_of_its_files_is_one_finding_per_split(tmp_path, cpu):
+def test_a_data_set_without_any_of_its_files_is_one_finding_per_split(tmp_path):
     (tmp_path / "train.csv").write_text("image_path,target\nc.jpg,0\nc.jpg,0\nb.jpg,1\nb.jpg,1\ngone.jpg,0\n")
-    only = report_on(tmp_path, "csv")[-1]
+    only = report_on(tmp_path, dataset="csv")[-1]
     assert only.startswith(f"{tmp_path}/train.csv:")
     assert "is not a file" in only
     tree(tmp_path, "c.jpg", "b.jpg")
-    splits = samples_for(config_for(tmp_path, "csv"), cpu, "train", "val")
+    splits = read(tmp_path, "train", "val", dataset="csv")
     bad, _ = checks.check_files(splits, 3)
     (missing,) = (image for image in bad if image.path == f"{tmp_path}/gone.jpg")
     assert f"{tmp_path}/train.csv:6" in str(missing)
@@ -153,7 +149,7 @@ DEEP_WRITERS = {
 
 
 @mark.parametrize("kind", DEEP_WRITERS)
-def test_few_levels_are_a_warning_in_each_format_and_its_range_is_the_one_to_use(tmp_path, cpu, kind):
+def test_few_levels_are_a_warning_in_each_format_and_its_range_is_the_one_to_use(tmp_path, kind):
     """Values of 12 bits, and a defective pixel."""
     for number in range(12):
         values = np.random.default_rng(number).integers(0, 4096, (40, 40, 3))
@@ -162,19 +158,16 @@ def test_few_levels_are_a_warning_in_each_format_and_its_range_is_the_one_to_use
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(DEEP_WRITERS[kind](values[..., 0], values))
 
-    def warnings_with(*given):
-        splits[:] = samples_for(config_for(tmp_path, "folder", *given), cpu, "train", "val")
-        return told(notes_on(*splits), "levels")
-
-    splits = []
-    if kind == "of maxval 999":
-        assert not warnings_with()
-        return
-    (warning,) = warnings_with()
-    assert not warnings_with(re.search(r"DATA.GREY_RANGE=\[\d,4095\]", warning)[0])
-    read = open_image(splits[0].read_bytes(1), 3, str, Decoding((0, 4095))).pixels
-    for received in (splits[0], pickle.loads(pickle.dumps(splits[0]))):  # as a loading worker receives them
-        assert torch.equal(received.open(1, 3).pixels, read)
+    splits = read(tmp_path, "train", "val", dataset="folder")
+    warnings = told(notes_on(*splits), "levels")
+    assert len(warnings) == (kind != "of maxval 999")
+    for warning in warnings:
+        grey_range = parse_value(re.search(r"DATA.GREY_RANGE=(\[\d,4095\])", warning)[1])
+        splits = read(tmp_path, "train", "val", dataset="folder", grey_range=grey_range)
+        assert not told(notes_on(*splits), "levels")
+        pixels = open_image(splits[0].read_bytes(1), 3, str, Decoding((0, 4095))).pixels
+        for received in (splits[0], pickle.loads(pickle.dumps(splits[0]))):  # as a loading worker receives them
+            assert torch.equal(received.open(1, 3).pixels, pixels)
 
 
 # Ranks
@@ -266,16 +259,16 @@ def test_evaluations_and_predictions_compare_too(tmp_path, answers, predicts):
     for host in ("node1", "node2"):
         write_folders(tmp_path / host)
 
-    def read(context):
+    def read_there(context):
         data = options(tmp_path / context.host, dataset="folder")
         if predicts:
             return reading.read_unlabelled(data.data_path, data, context)
         return reading.read_data(Wanted(data, ("val",)), context)
 
-    assert not any(isinstance(answer, str) for answer in answers(read))
+    assert not any(isinstance(answer, str) for answer in answers(read_there))
     (tmp_path / "node2/val/b/000.jpg").unlink()
     counts = ("9 images", "not 10 images") if predicts else ("3 images", "not 4 images")
-    assert all(count in answer for answer in answers(read) for count in counts)
+    assert all(count in answer for answer in answers(read_there) for count in counts)
 
 
 @mark.parametrize("size, total, ranks", [(32, None, 1), (32, None, 4), (8, 32, 1), (32, 64, 2)])
@@ -300,10 +293,10 @@ def read_and_count(context: ProcessContext, root: Path, hosts: tuple[str, str], 
         patch.setattr(os, "scandir", lambda path: listed.update([str(path)]) or scandir(path))
         if not sees:
             patch.setattr(reading, "broadcast_object", refuse)
-        read = reading.read_data(Wanted(data, ("train", "val")), context)
-    splits = pickle.loads(pickle.dumps([*read.splits.values()]))
+        found = reading.read_data(Wanted(data, ("train", "val")), context)
+    splits = pickle.loads(pickle.dumps([*found.splits.values()]))
     facts = [(len(samples), digest_of(samples), samples.class_names, samples.read_bytes(0)) for samples in splits]
-    return max(listed[str(root / name)] for name in "ab"), [read.run_split, *facts]
+    return max(listed[str(root / name)] for name in "ab"), [found.run_split, *facts]
 
 
 def refuse(value: object, context: ProcessContext, source: int) -> object:

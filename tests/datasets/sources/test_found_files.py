@@ -10,15 +10,15 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
-from conftest import CPU, each_row, line_of, read_samples, refused, told
+from conftest import CPU, each_row, line_of, refused, told
 from PIL import Image
 from pytest import fixture, mark
 from source_helpers import (
-    assert_refused,
     expand,
     names_of,
     options,
     read,
+    read_checked,
     rows_of,
     tree,
     write_classes,
@@ -31,7 +31,6 @@ from configs.yaml_io import parse_value
 from datasets.decoding.images import kind_of, missing_decoder
 from datasets.reading import unlabelled
 from datasets.recognition import recognize_dataset
-from datasets.sources.checks import check_images
 from datasets.sources.folders import class_folders
 from datasets.sources.folders.class_folders import read_class_folders
 from datasets.sources.folders.split_folders import ImageFolders
@@ -67,7 +66,7 @@ def heif(monkeypatch, request):
     missing_decoder.cache_clear()
 
 
-def test_files_of_any_name_are_read_by_their_first_bytes(tmp_path, monkeypatch, cpu):
+def test_files_of_any_name_are_read_by_their_first_bytes(tmp_path, monkeypatch):
     others = (b"", b"P1 notes", b"BMW and Audi", b"RIFF\x24\0\0\0WAVEfmt ", b"\0\0\0\x18ftypisom\0\0\0\0mp42")
     assert [kind_of(data) for data in (*others, HEIC[:32])] == [None] * len(others) + ["HEIC"]
     write_classes(tmp_path, a=2, b=3)
@@ -78,7 +77,7 @@ def test_files_of_any_name_are_read_by_their_first_bytes(tmp_path, monkeypatch, 
     opened = []
     kind_of_file = class_folders.kind_of_file
     monkeypatch.setattr(class_folders, "kind_of_file", lambda path: opened.append(path) or kind_of_file(path))
-    (samples,) = read_samples(options(tmp_path, dataset="folder"), None, cpu, "all")
+    (samples,) = read(tmp_path, "all", dataset="folder")
     assert names_of(samples) == [
         *("a/000.jpg", "a/001.jpg", "a/IMG_1.HEIC", "a/photo", "a/x.jfif", "b/000.jpg", "b/001.jpg", "b/002.jpg")
     ]
@@ -225,8 +224,7 @@ def test_first_frames_are_counted(tmp_path):
     frames[0].save(tmp_path / "b/3.jpg", "WEBP", save_all=True, append_images=frames[1:])
     for file in ("a/2.gif", "b/2.tif"):
         frames[1].save(tmp_path / file)
-    samples = ImageFolders(Wanted(options(tmp_path))).read("all")
-    (note,) = told(check_images([samples], options(tmp_path), CPU), "further frames")
+    (note,) = told(read_checked(tmp_path, "all", dataset="folder")[0].notes, "further frames")
     assert note.startswith("6 of 8 images")
     assert "a/0.tif" in note
 
@@ -235,9 +233,8 @@ def test_first_frames_are_counted(tmp_path):
 def test_bands_after_the_colors_are_counted_unless_they_are_alpha(extra, number, tmp_path):
     tree(tmp_path, "{a,b}")
     (tmp_path / "a/4.tif").write_bytes(tiff16(np.ones((4, 5, 4)), extra=extra))
-    samples = ImageFolders(Wanted(options(tmp_path))).read("all")
-    skipped = options(tmp_path, on_bad_image="skip")
-    notes = told(check_images([samples], skipped, CPU), "1 of 9 images have further bands")
+    (samples,) = read_checked(tmp_path, "all", dataset="folder", on_bad_image="skip")
+    notes = told(samples.notes, "1 of 9 images have further bands")
     assert len(notes) == number
     assert all("a/4.tif" in note for note in notes)
 
@@ -255,13 +252,11 @@ def test_links_are_followed_but_never_up(tmp_path):
     assert len(unlabelled(str(tmp_path / "data"), Data())) == 4  # without classes, each folder once
 
 
-def test_a_link_in_place_of_an_image_or_of_a_folder(tmp_path, cpu):
+def test_a_link_in_place_of_an_image_or_of_a_folder(tmp_path):
     tree(tmp_path, "far/{train,val}/{a,b}", "linked>far", "lost>missing")
-    given = options(tmp_path / "linked", dataset="folder")
-    assert [*map(len, read_samples(given, None, cpu, "train", "val"))] == [8, 8]
-    assert_refused(
-        lambda: ImageFolders(Wanted(options(tmp_path / "lost"))).read("train"), tmp_path / "lost", "No such file"
-    )
+    assert [*map(len, read(tmp_path / "linked", dataset="folder"))] == [8, 8]
+    with refused(f"{tmp_path}/lost.*No such file"):
+        read(tmp_path / "lost", dataset="folder")
 
 
 def test_images_without_labels(tmp_path):
@@ -291,7 +286,8 @@ def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
     tree(tmp_path, "{cat,dog}")
     scandir = os.scandir
     monkeypatch.setattr(os, "scandir", lambda folder: (open if str(folder).endswith("dog") else scandir)(folder))
-    assert_refused(lambda: ImageFolders(Wanted(options(tmp_path))).read("train"), f"{tmp_path}/dog: ")
+    with refused(f"{tmp_path}/dog: "):
+        read(tmp_path, dataset="folder")
 
 
 # The files, the row of an image if they have a table, DATA.COLUMNS, the images of train and val
@@ -358,8 +354,7 @@ caltech256 | 256_ObjectCategories | 257.clutter
 @each_row(CALTECH)
 def test_caltech(tmp_path, dataset, folder, left_out):
     write_classes(tmp_path / folder, **{"001.ak47": 20, "Faces": 10, left_out: 5})
-    given = options(tmp_path if dataset == "caltech101" else tmp_path / folder, dataset=dataset)
-    train, val = read_samples(given, None, CPU, "train", "val")
+    train, val = read(tmp_path if dataset == "caltech101" else tmp_path / folder, dataset=dataset)
     assert train.class_names == val.class_names == ["001.ak47", "Faces"]
     assert np.bincount(train.targets).tolist() == [18, 9]
     assert np.bincount(val.targets).tolist() == [2, 1]

@@ -6,15 +6,13 @@ import shlex
 from pathlib import Path
 
 import numpy as np
-from conftest import CPU, each_row, line_of, refused, told
+from conftest import each_row, line_of, refused, told
 from pytest import mark
 from source_helpers import expand, groups_apart, options, read, rows_of, tree, typed, write_table, write_tar
 
-from datasets.reading import read_data
 from datasets.sources.groups import suggest_groups
 from datasets.sources.samples import ImageFiles, listing_arrays
 from datasets.sources.shared_arrays import StringPacker
-from datasets.sources.source import Wanted
 
 R = random.Random(0)
 # Names of files, see `files_of`; those of patients with the same number of each
@@ -143,7 +141,7 @@ def test_a_column_with_parentheses_is_a_column(name, tmp_path):
 def test_groups_of_several_classes_are_told_and_an_expression_is_shown_with_a_path(tmp_path):
     tree(tmp_path / "R", "{ill,well}/P{1,2,3,4,5,6}")
     given = options(tmp_path / "R", dataset="folder", class_folders=True, groups=r"/(P\d+)/")
-    assert told(read_data(Wanted(given, ("train", "val")), CPU).notes, "groups-of-several-classes")
+    assert told(read(given)[0].notes, "groups-of-several-classes")
     message = line_of(read, given.changed(data_path=str(tmp_path / "R/ill")))
     assert r"DATA.GROUPS /(P\d+)/:" in message  # as it was typed, and a path in which it is searched
     assert re.search(r" '[P\d]+X?/0\.jpg'$", message)
@@ -191,20 +189,19 @@ def test_columns_are_groups_by_names_and_values(header, row, columns, tmp_path):
 
 def test_without_groups_of_other_images_the_screen_has_the_reason_alone(tmp_path):
     tree(tmp_path, "val/{a,b}/{1,2}.jpg")
-    read = read_data(Wanted(options(tmp_path, dataset="folder", groups="(patient.)/"), ("val",)), CPU)
-    (text,) = told(read.notes, "no figures of groups", "screen")
+    (val,) = read(tmp_path, "val", dataset="folder", groups="(patient.)/")
+    (text,) = told(val.notes, "no figures of groups", "screen")
     assert "4 of 4 images" in text
     assert ";" not in text  # its advice would take the place of the reason
 
 
 def test_shards_have_groups_of_all_images_or_none(tmp_path):
     write_tar(tmp_path / "val-0.tar", ["a/1.jpg", "b/2.jpg"], json=['{"patient": "P1"}', "{}"])
-    read = read_data(Wanted(options(tmp_path, dataset="tar", cache_dir=str(tmp_path), groups="patient"), ("val",)), CPU)
-    (text,) = told(read.notes, "no figures of groups", "screen")
+    (val,) = read(tmp_path, "val", dataset="tar", cache_dir=str(tmp_path), groups="patient")
+    (text,) = told(val.notes, "no figures of groups", "screen")
     assert "1 of 2 images" in text
-    samples = read.splits["val"]
-    assert samples.groups is None
-    assert samples.select(np.array([1])).groups is None
+    assert val.groups is None
+    assert val.select(np.array([1])).groups is None
 
 
 def test_groups_of_class_folders_are_a_column_of_the_table_beside_them(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 from conftest import cells_of, line_of, told
 from PIL import Image, features
 from pytest import fixture, raises
-from source_helpers import options, read, tree, write_classes
+from source_helpers import options, read, read_checked, tree, write_classes
 
 from datasets.sources import checks
 from datasets.sources.checks import check_files, check_images, decode_images
@@ -28,7 +28,7 @@ def encode(kind, image=NOISE, **parameters):
 
 
 def both_splits(root: Path) -> list[Samples]:
-    return [ImageFolders(Wanted(options(root))).read(split) for split in ("train", "val")]
+    return read(root, "train", "val", dataset="folder")
 
 
 @fixture
@@ -129,12 +129,11 @@ def test_a_run_that_ends_at_an_unreadable_image_names_those_that_only_decoding_f
         check_images([samples], options(tmp_path), cpu)
 
 
-def test_if_no_image_can_be_read_one_is_named_and_none_is_skipped(tmp_path, cpu):
+def test_if_no_image_can_be_read_one_is_named_and_none_is_skipped(tmp_path):
     tree(tmp_path, "{a,b}")
     for path in tmp_path.glob("*/*.jpg"):
         path.write_bytes(b"no image")
-    samples = ImageFolders(Wanted(options(tmp_path))).read("all")
-    line = line_of(check_images, [samples], options(tmp_path), cpu)
+    line = line_of(read_checked, tmp_path, "all", dataset="folder")
     assert str(tmp_path / "a/0.jpg") in line
     assert " 8 images" in line
     assert "skip" not in line

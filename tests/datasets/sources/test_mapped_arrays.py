@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import CPU, read_samples
 from pytest import fixture, mark, raises
-from source_helpers import options, read, write_table
+from source_helpers import read, write_table
 
 from datasets.sources import shared_arrays
 from datasets.sources.folders.class_folders import read_class_folders
@@ -32,7 +31,7 @@ def test_pickled_samples_are_small(tmp_path, dataset, number):
     names = [f"{number % 10}/{number}.jpg" for number in range(10_000)]
     (tmp_path / "train_list.txt").write_text("\n".join(f"{name} {name[0]}" for name in names))
     write_table(tmp_path / "train.csv", [f"{name},{name[0]}" for name in names])
-    (samples,) = read_samples(options(tmp_path, dataset=dataset), 10, CPU, "train", predicts=True)  # the table is split
+    (samples,) = read(tmp_path, "train", dataset=dataset, num_classes=10, predicts=True)  # the table is split
     pickled = pickle.dumps(samples)
     assert len(pickled) < 2_000
     received = pickle.loads(pickled)

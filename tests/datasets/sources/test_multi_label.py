@@ -6,17 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from conftest import (
-    CPU,
-    config_for,
-    each_row,
-    eval_loader_for,
-    read_samples,
-    refused,
-    samples_for,
-    told,
-    train_batches_for,
-)
+from conftest import config_for, each_row, eval_loader_for, refused, samples_for, told, train_batches_for
 from pytest import fixture, mark
 from source_helpers import assert_refused, options, read, tree, typed, write_image, write_table
 
@@ -63,8 +53,7 @@ def test_an_image_has_the_labels_of_all_its_rows(tmp_path):
         write_table(tmp_path / f"{split}.csv", [f"{name}.png,{label}" for name, label in rows])
     for name in "abc":
         write_image(tmp_path / f"{name}.png")
-    train = Tables(Wanted(options(tmp_path, dataset="csv", multi_label=True))).read("train")
-    assert train.findings == []
+    (train,) = read(tmp_path, "train", dataset="csv", multi_label=True)
     assert [train.paths[index] for index in range(len(train))] == ["a.png", "b.png", "c.png", "b.png"]
     assert bits_of(train) == "011 100 101 100"  # boar, deer, fox
     assert any("3 rows add labels" in str(note) for note in train.notes)
@@ -155,11 +144,11 @@ def test_a_row_of_which_labels_may_be_cut_off_is_refused(tmp_path, end, is_cut):
 def test_labels_follow_the_names_of_a_checkpoint(tables):
     given = tables(train=["dog|cat", "emu"], val=["dog", "dog|cat"])
     names = ["dog", "yak", "cat"]
-    (val,) = read_samples(given, None, CPU, "val", class_names=names)
+    (val,) = read(given, "val", class_names=names)
     assert bits_of(val) == "100 101"
     assert val.class_names == names
     with refused("'emu'"):
-        read_samples(given, None, CPU, "train", class_names=names)
+        read(given, "train", class_names=names)
 
 
 def test_batches_have_multi_hot_targets_and_rows_of_padding(tables, tmp_path, cpu):

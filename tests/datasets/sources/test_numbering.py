@@ -1,9 +1,9 @@
 """DATA.RENAME, ONLY_CLASSES and CLASSES name and number the classes of every kind of data; labels may be numbers."""
 
 import numpy as np
-from conftest import CPU, config_for, each_row, read_samples, refused, told
+from conftest import config_for, each_row, refused, told
 from pytest import mark
-from source_helpers import classes_of, options, tree, write_data
+from source_helpers import classes_of, options, read, tree, write_data
 
 from datasets.sources.class_names import merged_outputs, rename_classes
 from datasets.sources.numbering import check_names, number_classes, rename, take_classes
@@ -15,12 +15,6 @@ LABELS = [0, 1, 2, 1, 0, 2, 1, 0, 2, 2, 1, 0]
 KINDS = ["csv", "imagenet2012", "parquet", "tar"]
 SPLITS = {"train": LABELS[:6], "val": LABELS[6:]}
 NAMES = ["none", "mild", "severe"]
-
-
-def read(data, *splits, **values):
-    given = {key: value for key, value in values.items() if hasattr(data, key)}
-    how = {key: value for key, value in values.items() if not hasattr(data, key)}
-    return read_samples(data.changed(**given), None, CPU, *(splits or ("train", "val")), **how)
 
 
 def names_in(samples):

@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import CPU, each_row, line_of, refused, told
+from conftest import each_row, line_of, refused, told
 from PIL import Image
 from pytest import fixture, mark
-from source_helpers import options, read, typed
+from source_helpers import options, read, read_checked, typed
 
 from configs.schema import Data
 from datasets.reading import unlabelled
-from datasets.sources.checks import check_files, check_images
+from datasets.sources.checks import check_files
 from datasets.sources.listed.parquet import ParquetImages
 from tests.datasets.photo import encode
 
@@ -46,13 +46,6 @@ def write(file, numbers, names=NAMES, images=None, **columns):
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     schema = [("image", kind), *((name, pa.array(values).type) for name, values in columns.items())]
     pq.write_table(pa.table({"image": images} | columns, pa.schema(schema, metadata)), file, row_group_size=4)
-
-
-def read_checked(path, **values):
-    """As `read`, with the notes and findings of the images."""
-    splits = read(path, **values)
-    splits[0].notes += check_images(splits, options(path, **values), CPU)
-    return splits
 
 
 @fixture
