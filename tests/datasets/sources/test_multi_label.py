@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import config_for, each_row, eval_loader_for, refused, samples_for, told, train_batches_for
 from pytest import fixture, mark
-from source_helpers import assert_refused, options, read, tree, typed, write_image, write_table
+from source_helpers import assert_refused, options, read, tree, typed, write_image, write_rows, write_table
 
 from datasets.batch import PADDING
 from datasets.sources.listed.lists import Tables, split_labels
@@ -22,14 +22,12 @@ FOLDS = 5
 
 @fixture
 def tables(tmp_path):
-    """Writes a table of each split, and the images that its lines name; returns the options."""
+    """Writes a table of each split, and images; returns the options."""
 
-    def write(has_images=True, **targets):
-        for split, of_split in targets.items():
-            rows = [f'{split}{number}.png,"{target}"' for number, target in enumerate(of_split)]
-            write_table(tmp_path / f"{split}.csv", rows)
-            for number in range(len(of_split) * has_images):
-                write_image(tmp_path / f"{split}{number}.png")
+    def write(**targets):
+        for split, labels in targets.items():
+            images = [f"{split}{number}.png" for number in range(len(labels))]
+            write_rows(tmp_path, images, f"{split}.csv", "image_path,target", '{path},"{label}"', label=labels)
         return options(tmp_path, dataset="csv", multi_label=True)
 
     return write
@@ -48,11 +46,10 @@ def test_labels_of_a_target():
 
 def test_an_image_has_the_labels_of_all_its_rows(tmp_path):
     """Also where two of its rows are equal; the rows of an image whose labels are all equal count one by one."""
-    rows = [("a", "fox"), ("a", "deer"), ("b", "boar"), ("c", "fox"), ("c", "fox"), ("c", "boar"), ("b", "boar")]
+    labels = ["fox", "deer", "boar", "fox", "fox", "boar", "boar"]
     for split in ("train", "val"):
-        write_table(tmp_path / f"{split}.csv", [f"{name}.png,{label}" for name, label in rows])
-    for name in "abc":
-        write_image(tmp_path / f"{name}.png")
+        images = [f"{name}.png" for name in "aabcccb"]
+        write_rows(tmp_path, images, f"{split}.csv", "image_path,target", "{path},{label}", label=labels)
     (train,) = read(tmp_path, "train", dataset="csv", multi_label=True)
     assert [train.paths[index] for index in range(len(train))] == ["a.png", "b.png", "c.png", "b.png"]
     assert bits_of(train) == "011 100 101 100"  # boar, deer, fox
@@ -94,21 +91,13 @@ def test_a_label_that_says_that_there_is_none_is_named_until_it_is_none(tables):
     assert CellValues({"cells": {"Clear, none": 0}}).is_none("clear, None")
 
 
-def test_numbers_are_the_labels_and_the_model_has_the_higher_number_of_classes(tables, cpu):
+def test_numbers_are_the_labels_and_the_model_has_the_higher_number_of_classes(tables):
     given = tables(train=["0 2", "1", "", "2 0"], val=["4", "0 1"])
-    train = Tables(Wanted(given)).read("train")
-    val = Tables(Wanted(given)).read("val")
-    assert not train.has_class_names
-    assert train.targets.shape == (4, 3)
-    assert val.targets.shape == (2, 5)
-    config = config_for(
-        f"-data_path={given.data_path}", "-dataset=csv", "-batch_size=2", "-opts", "DATA.MULTI_LABEL=true"
-    )
-    train, val = samples_for(config, cpu, "train", "val")
-    assert bits_of(train) == "10100 01000 00000 10100"
-    assert bits_of(val) == "00001 11000"
+    assert not read(given, "train")[0].has_class_names
+    assert [read(given, split)[0].targets.shape for split in ("train", "val")] == [(4, 3), (2, 5)]
+    assert [*map(bits_of, read(given))] == ["10100 01000 00000 10100", "00001 11000"]
     with refused(r"val.csv:2: label 4, but MODEL.NUM_CLASSES is 4"):
-        samples_for(config.with_model(num_classes=4), cpu, "train", "val")
+        read(given, num_classes=4)
 
 
 MANY = list(map(str, range(40)))
@@ -123,7 +112,7 @@ WRONG = {  # parts of the error: the targets of train and of val
 @mark.parametrize("parts", WRONG)
 def test_bad_tables_are_refused(tables, parts):
     train, val = WRONG[parts]
-    given = tables(has_images=False, train=train, val=val)
+    given = tables(train=train, val=val)
     assert_refused(lambda: Tables(Wanted(given)).read("train" if "GB" in parts[0] else "val"), *parts)
 
 
@@ -153,6 +142,8 @@ def test_labels_follow_the_names_of_a_checkpoint(tables):
 
 def test_batches_have_multi_hot_targets_and_rows_of_padding(tables, tmp_path, cpu):
     given = tables(train=["cat|dog", "", "dog"], val=["cat", "dog", "cat|dog"])
+    for image in tmp_path.glob("*.png"):
+        write_image(image)
     (tmp_path / "val1.png").write_bytes(b"\x89PNG\r\n\x1a\n nothing")
     sizes = ["DATA.MULTI_LABEL=true", "DATA.ON_BAD_IMAGE=skip", "DATA.IMAGE_SIZE=8", "MODEL.PATCH_SIZE=4"]
     flags = [f"-data_path={given.data_path}", "-dataset=csv", "-batch_size=2", "-num_workers=0"]

@@ -14,7 +14,7 @@ import pytest
 from conftest import each_row, line_of, refused, told
 from PIL import Image
 from pytest import fixture, mark
-from source_helpers import options, read, read_checked, typed
+from source_helpers import answers_to, read, read_checked
 
 from configs.schema import Data
 from datasets.reading import unlabelled
@@ -242,18 +242,15 @@ def test_large_row_groups_are_shuffled_one_by_one(tmp_path, monkeypatch):
 
 @mark.parametrize("names, path", [("mask image", "image"), ("thumbnail photo", "photo"), ("left right", "")])
 def test_the_column_of_images_among_others_is_known_by_its_name_or_each_is_advised(names, path, tmp_path):
-    kind = pa.struct([("bytes", pa.binary())])
-    columns = {
-        name: [{"bytes": encoded(10 * n + place)} for n in range(20)] for place, name in enumerate(names.split())
-    }
-    labels = pa.array(["ab"[n % 2] for n in range(20)])
-    arrays = [*(pa.array(values, kind) for values in columns.values()), labels]
-    pq.write_table(pa.table(arrays, [*columns, "label"]), tmp_path / "train.parquet")
+    columns = {"label": [*"ab"] * 10}
+    for place, name in enumerate(names.split()):
+        columns[name] = [{"bytes": encoded(10 * n + place)} for n in range(20)]
+    pq.write_table(pa.table(columns), tmp_path / "train.parquet")
     if path:
         train, _ = read(tmp_path)
         assert number_of(train.open(0, 1)) % 10 == names.split().index(path)
         return
-    advised = typed(line_of(read, tmp_path), options(tmp_path))
+    advised = answers_to(tmp_path)
     assert [one.columns["path"] for one in advised] == names.split()
     for place, one in enumerate(advised):
         assert number_of(read(tmp_path, columns=one.columns)[0].open(0, 1)) % 10 == place

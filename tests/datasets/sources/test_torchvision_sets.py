@@ -13,8 +13,8 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from conftest import each_row, line_of, noise_folder, read_samples, refused
-from pytest import fixture, mark
+from conftest import each_row, each_value, line_of, noise_folder, read_samples, refused
+from pytest import fixture
 from source_helpers import options, read, write_image
 from torchvision import datasets as theirs
 
@@ -22,7 +22,6 @@ from configs.yaml_io import parse_value
 from tests.models.weights.weight_files import Reduced
 
 RANDOM = np.random.default_rng(0)
-MINI = {"version": "2021_train_mini"}
 
 
 def pixels(*shape):
@@ -85,46 +84,46 @@ def handwriting(root, patch):
             write(root / f"EMNIST/raw/emnist-letters-{split}-{name}-ubyte", idx(array))
 
 
-TRAIN_TEST = {"train": {"split": "train"}, "test": {"split": "test"}}
-FLAG = {"train": {"train": True}}
-SAME = {  # the data set, DATA.KWARGS, the maker of the files, and the arguments of torchvision's class for each split
-    "OxfordIIITPet": ("torch/oxford_iiit_pet", {}, pets, TRAIN_TEST | {"train": {"split": "trainval"}}),
-    "CIFAR10": ("torchvision/CIFAR10", {}, cifar, FLAG | {"test": {"train": False}}),
-    "DTD": ("torchvision/dtd", {"partition": 2}, textures, TRAIN_TEST | {"val": {"split": "val"}}),
-    "INaturalist": ("torch/inaturalist", MINI, inat, {"train": {}, "val": {"version": "2021_valid"}}),
-    "cifar10": ("cifar10", {}, cifar, FLAG | {"val": {"train": False}}),
-    "EMNIST": ("torchvision/EMNIST", {"split": "letters"}, handwriting, FLAG | {"test": {"train": False}}),
-}
+MAKERS = {make.__name__: make for make in (pets, cifar, textures, inat, handwriting)}
+# The class of torchvision, DATA.DATASET and KWARGS, the maker of the files, the arguments of the class for each split
+SAME = """
+kind | dataset | kwargs | make | arguments
+OxfordIIITPet | torch/oxford_iiit_pet | {} | pets | {train: {split: trainval}, test: {split: test}}
+CIFAR10 | torchvision/CIFAR10 | {} | cifar | {train: {train: true}, test: {train: false}}
+DTD | torchvision/dtd | {partition: 2} | textures | {train: {split: train}, test: {split: test}, val: {split: val}}
+INaturalist | torch/inaturalist | {version: 2021_train_mini} | inat | {train: {}, val: {version: 2021_valid}}
+CIFAR10 | cifar10 | {} | cifar | {train: {train: true}, val: {train: false}}
+EMNIST | torchvision/EMNIST | {split: letters} | handwriting | {train: {train: true}, test: {train: false}}
+"""
 
 
 def splits_of(given, **values):
     return dict(zip(("train", "val", "test"), read(given, **values), strict=False))
 
 
-@mark.parametrize("case", SAME)
-def test_images_labels_and_splits_are_torchvisions(case, tmp_path, monkeypatch):
-    name, kwargs, make, arguments = SAME[case]
-    make(tmp_path, monkeypatch)
-    kind = getattr(theirs, case.replace("cifar", "CIFAR"))
-    given = options(tmp_path, dataset=name, kwargs=kwargs or None)
+def content_of(samples):
+    """The pixels and the label of each image."""
+    pixels = (samples.open(index, 3).pixels.permute(1, 2, 0).numpy().tobytes() for index in range(len(samples)))
+    return Counter(zip(pixels, samples.targets.tolist(), strict=True))
+
+
+@each_value(SAME)
+def test_images_labels_and_splits_are_torchvisions(kind, dataset, kwargs, make, arguments, tmp_path, monkeypatch):
+    MAKERS[make](tmp_path, monkeypatch)
+    given = options(tmp_path, dataset=dataset, kwargs=kwargs or None)
     ours = splits_of(given)
     again = splits_of(given)
+    is_cut = "val" not in arguments
     assert ours.keys() == {"train", "val"} | arguments.keys()
     for split, of_split in arguments.items():
-        images = kind(str(tmp_path), **{**kwargs, **of_split})
+        images = getattr(theirs, kind)(str(tmp_path), **kwargs | of_split)
         pairs = map(images.__getitem__, range(len(images)))
         expected = Counter((np.asarray(image.convert("RGB")).tobytes(), label) for image, label in pairs)
-        parts = [ours[split]]
-        if split == "train" and "val" not in arguments:
-            parts.append(ours["val"])
-        found = Counter()
-        for one in parts:
-            images_of_part = (one.open(index, 3).pixels.permute(1, 2, 0).numpy().tobytes() for index in range(len(one)))
-            found.update(zip(images_of_part, one.targets, strict=True))
-        assert found == expected
+        parts = [ours[split], ours["val"]][: 1 + (is_cut and split == "train")]
+        assert sum(map(content_of, parts), Counter()) == expected
         classes = getattr(images, "classes", getattr(images, "all_categories", None))
         assert all(one.class_names == classes for one in parts)
-    if "val" not in arguments:
+    if is_cut:
         assert {*Counter(ours["val"].targets.tolist()).values()} == {1}
     for split, samples in ours.items():  # as another rank, and as a loading worker
         for other in (again[split], pickle.loads(pickle.dumps(samples))):
@@ -141,15 +140,16 @@ def server(tmp_path, monkeypatch):
     return tmp_path / "server"
 
 
-@mark.parametrize(
-    "make, name, inner",
-    [
-        (pets, "torch/oxfordiiitpet", "oxford-iiit-pet"),
-        (cifar, "torchvision/CIFAR10", "cifar-10-batches-py"),
-    ],
-)
+INNER = """
+make | name | inner
+pets | torch/oxfordiiitpet | oxford-iiit-pet
+cifar | torchvision/CIFAR10 | cifar-10-batches-py
+"""
+
+
+@each_row(INNER)
 def test_the_data_may_be_the_folder_that_torchvision_makes(make, name, inner, tmp_path, monkeypatch):
-    make(tmp_path, monkeypatch)
+    MAKERS[make](tmp_path, monkeypatch)
     outside, inside = (splits_of(root, dataset=name) for root in (tmp_path, tmp_path / inner))
     assert outside.keys() == inside.keys() == {"train", "val", "test"}
     for split, samples in outside.items():
