@@ -6,7 +6,7 @@ import re
 import numpy as np
 from conftest import code_of, line_of, refused, told
 from PIL import Image
-from pytest import mark
+from pytest import fixture, mark
 from source_helpers import (
     answers_to,
     classes_of,
@@ -18,6 +18,7 @@ from source_helpers import (
     rows_of,
     tree,
     typed,
+    write_rows,
     write_set,
     write_table,
 )
@@ -219,9 +220,8 @@ VECTORS = ["[0, 1, 0]", "[1.0, 0.0, 0.0]", "0 0 1", "(0,0,1,1)"]
 @mark.parametrize("multi_label", [True, False])
 @mark.parametrize("vector", VECTORS)
 def test_a_number_per_class_in_a_cell_is_refused(vector, multi_label, tmp_path):
-    tree(tmp_path, *IMAGES)
-    write_table(tmp_path / "a.csv", rows_of(f'{{path}},"{vector}"', IMAGES), "path,label")
-    write_table(tmp_path / "b.jsonl", rows_of('{{"path": "{path}", "label": [0, 1, 0]}}', IMAGES), "")
+    write_rows(tmp_path, IMAGES, "a.csv", "path,label", f'{{path}},"{vector}"')
+    write_rows(tmp_path, IMAGES, "b.jsonl", "", '{{"path": "{path}", "label": [0, 1, 0]}}')
     for name in ("a.csv", "b.jsonl"):
         given = options(tmp_path / name, multi_label=multi_label)
         assert "0 and 1" in line_of(read, given)
@@ -231,34 +231,38 @@ def test_a_number_per_class_in_a_cell_is_refused(vector, multi_label, tmp_path):
 
 @mark.parametrize("label", ["[0, 1]", "1 0", "[0, 1, 2]", "[2, 1]"])
 def test_lists_of_numbers_are_labels(label, tmp_path):
-    write_table(tree(tmp_path, *IMAGES) / "a.csv", rows_of(f'{{path}},"{label}"', IMAGES), "path,label")
-    train, _ = read(tmp_path / "a.csv", multi_label=True)
+    file = write_rows(tmp_path, IMAGES, "a.csv", "path,label", f'{{path}},"{label}"')
+    train, _ = read(file, multi_label=True)
     assert train.targets[0].sum() == len({*label} & {*"012"})
 
 
 @mark.parametrize("numbers", ["011", ["0.0", "1.0", "1.0"]])
 def test_rows_of_absent_labels_are_refused(numbers, tmp_path):
     """Open Images: a row with the confidence 0 says that the label is not in the image."""
-    file = tree(tmp_path, *IMAGES) / "all.csv"
-    given = options(file)
-    header = "ImageID,Source,LabelName,Confidence"
-    rows = rows_of("{stem},verification,/m/0{label},{number}", IMAGES, label="01", number=numbers)
-    write_table(file, rows, header)
-    assert "Confidence" in line_of(read, given)
-    write_table(file, [row.replace(f",{numbers[0]}", ",1") for row in rows], header)
-    assert read(given)[0].class_names == ["/m/00", "/m/01"]
-    rows = rows_of("{path},{label},{number}", IMAGES, label="01", number=[0, 0.25, 0.5, 0.75, 1])
-    write_table(file, rows, "image,label,Confidence")
-    assert read(given)[0].class_names == ["0", "1"]  # of a person or a model
+    row = "{stem},verification,/m/0{label},{number}"
+    table = tmp_path, IMAGES, "all.csv", "ImageID,Source,LabelName,Confidence", row
+    file = write_rows(*table, label="01", number=numbers)
+    assert "Confidence" in line_of(read, file)
+    write_rows(*table, label="01", number="1")
+    assert read(file)[0].class_names == ["/m/00", "/m/01"]
+    of_a_person = "image,label,Confidence", "{path},{label},{number}"
+    write_rows(tmp_path, IMAGES, "all.csv", *of_a_person, label="01", number=[0, 0.25, 0.5, 0.75, 1])
+    assert read(file)[0].class_names == ["0", "1"]
+
+
+@fixture
+def run_code(tmp_path, monkeypatch):
+    """Runs the code of a section of docs/data.md beside the folder DIR."""
+    monkeypatch.chdir(tmp_path)
+    return lambda heading: exec(code_of("docs/data.md", heading), {})
 
 
 SLIDES = expand("TCGA-{A1,3F,XX,B7,Q0,9Z}")
 
 
 @mark.parametrize("place", [".", "tiles"])
-def test_a_table_of_slides_beside_their_folders_is_a_question(place, tmp_path, monkeypatch):
+def test_a_table_of_slides_beside_their_folders_is_a_question(place, tmp_path, run_code):
     """TCGA: the code of the docs gives the tiles of a slide its label, and they stay in one split."""
-    monkeypatch.chdir(tmp_path)
     tree(tmp_path / "DIR" / place, *(f"{slide}/{n}.png" for slide in SLIDES for n in range(4)))
     write_table(
         tmp_path / "DIR/labels.csv", rows_of("P{n},{path},{label}", SLIDES, label="ab"), "case_id,slide_id,label"
@@ -270,7 +274,7 @@ def test_a_table_of_slides_beside_their_folders_is_a_question(place, tmp_path, m
     (folders,) = typed(message, given)
     assert read(folders)[0].class_names == sorted(SLIDES)
     if place == ".":
-        exec(code_of("docs/data.md", "Labels of folders"), {})
+        run_code("Labels of folders")
         splits = read(tmp_path / "DIR/images.csv", groups="slide")
         groups_apart(*splits)
         expected = {f"{slide}/{n}.png": "ab"[place % 2] for place, slide in enumerate(SLIDES) for n in range(4)}
@@ -286,22 +290,20 @@ def test_names_of_the_folders_in_a_table_are_no_question(names, tmp_path):
     assert len(read(tmp_path, dataset="folder")[0].class_names) == 3
 
 
-def test_lists_of_splits_become_a_table(tmp_path, monkeypatch):
+def test_lists_of_splits_become_a_table(tmp_path, run_code):
     """Food-101: the code of the docs keeps the official test images."""
-    monkeypatch.chdir(tmp_path)
     tree(tmp_path / "DIR", "images/{apple_pie,waffles}/{0,1,2,3}.jpg", "meta/")
     for split, numbers in (("train", "{0..2}"), ("test", "3")):
         write_table(tmp_path / f"DIR/meta/{split}.txt", expand(f"{{apple_pie,waffles}}/{numbers}"), "")
     assert told(read(tmp_path / "DIR/images")[0].notes, "docs/data.md#lists-of-splits", "warning")
-    exec(code_of("docs/data.md", "Lists of splits"), {})
+    run_code("Lists of splits")
     *_, test = read(tmp_path / "DIR/images.csv")
     assert classes_of(test) == {f"images/{label}/3.jpg": label for label in ("apple_pie", "waffles")}
 
 
 @mark.parametrize("line", ["{}.png", "images/{}", "{}.png 3", "{},3"])
-def test_lists_of_splits_beside_a_table_are_named_until_they_are_a_column(line, tmp_path, monkeypatch):
+def test_lists_of_splits_beside_a_table_are_named_until_they_are_a_column(line, tmp_path, run_code):
     """ChestX-ray14: the code of the docs keeps the official test images."""
-    monkeypatch.chdir(tmp_path)
     header = "Image Index,Finding Labels"
     rows = rows_of("{path}.png,{label}", expand("{000..029}_0"), label="ab")
     tree(tmp_path / "DIR", "images/{000..029}_0.png", "test.txt/")  # no list
@@ -314,7 +316,7 @@ def test_lists_of_splits_beside_a_table_are_named_until_they_are_a_column(line, 
     (note,) = told(read(given)[0].notes, "docs/data.md#lists-of-splits-beside-a-table", "warning")
     assert "DIR/test_list.txt" in note
     assert "train_other" not in note
-    exec(code_of("docs/data.md", "Lists of splits beside a table"), {})
+    run_code("Lists of splits beside a table")
     train, val, test = read(tmp_path / "DIR/images.csv", columns=columns)
     assert sorted(classes_of(test)) == expand("{020..029}_0.png")
     assert len(train) + len(val) == 20
@@ -324,16 +326,15 @@ def test_lists_of_splits_beside_a_table_are_named_until_they_are_a_column(line, 
     assert not told(read(tmp_path / "DIR", dataset="csv", columns=columns)[0].notes, "lists-of-splits")
 
 
-def test_arrays_become_class_folders_and_a_workbook_beside_them_is_named(tmp_path, monkeypatch):
+def test_arrays_become_class_folders_and_a_workbook_beside_them_is_named(tmp_path, run_code):
     """MedMNIST: the code of the docs keeps the official splits and the pixels."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "DIR").mkdir()
     arrays = {}
     for split, number in (("train", 12), ("val", 4), ("test", 2)):
         arrays[f"{split}_images"] = np.full((number, 9, 9), number, np.uint8)
         arrays[f"{split}_labels"] = np.arange(number)[:, None] % 2
     np.savez(tmp_path / "DIR/medmnist.npz", **arrays)
-    exec(code_of("docs/data.md", "Images in arrays"), {})
+    run_code("Images in arrays")
     (tmp_path / "DIR/images/Labels.XLSX").write_bytes(b"PK\3\4")
     splits = read(tmp_path / "DIR/images", dataset="folder")
     assert [*map(len, splits)] == [12, 4, 2]

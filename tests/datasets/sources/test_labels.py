@@ -1,8 +1,7 @@
 """DATA.LABELS: labels in paths; the advice in errors about images without class folders trains when it is typed."""
 
 from conftest import each_row, line_of, refused
-from pytest import mark
-from source_helpers import classes_of, expand, names_of, options, read, tree
+from source_helpers import classes_of, expand, names_of, options, read, tree, write_rows
 
 from configs.yaml_io import parse_value
 from datasets.recognition import recognize_dataset
@@ -74,20 +73,25 @@ def test_paths_without_one_meaning_are_named(files, named, tmp_path):
     assert named in line_of(read, tree(tmp_path, *files.split()), labels="(.)_")
 
 
-@mark.parametrize("name, header, line", [
-    ("{}_list.txt", "", "{}\n"), ("{}_list.txt", "", "{} 7\n"),
-    ("{}.csv", "image_path\n", "{}\n"), ("{}.csv", "image_path,age\n", "{},3\n"),
-])  # fmt: skip
-def test_lists_and_tables_without_labels(name, header, line, tmp_path):
-    paths = {split: expand(f"photos/{{cat,dog}}_{split}{NUMBERS}.jpg") for split in ("train", "val")}
-    tree(tmp_path, *paths["train"], *paths["val"], "photos/9.jpg")
-    for split, names in paths.items():
-        (tmp_path / name.format(split)).write_text(header + "".join(map(line.format, names)))
+LISTS = """
+name | header | row
+{split}_list.txt | | {path}
+{split}_list.txt | | {path} 7
+{split}.csv | image_path | {path}
+{split}.csv | image_path,age | {path},3
+"""
+
+
+@each_row(LISTS)
+def test_lists_and_tables_without_labels(name, header, row, tmp_path):
+    images = {split: expand(f"photos/{{cat,dog}}_{split}{NUMBERS}.jpg") for split in ("val", "train")}
+    for split, paths in images.items():
+        write_rows(tmp_path, paths, name, header, row, split=[split])
     given = options(tmp_path, labels="([a-z]+)_")
-    splits = read(given)
-    assert [classes_of(one) for one in splits] == [{name: name[7:10] for name in names} for names in paths.values()]
-    with open(next(tmp_path.glob("train*")), "a") as file:
-        file.write(line.format("photos/9.jpg"))
+    train, val = map(classes_of, read(given))
+    assert train == {path: path[7:10] for path in images["train"]}
+    assert val == {path: path[7:10] for path in images["val"]}
+    write_rows(tmp_path, [*paths, "photos/9.jpg"], name, header, row, split=["train"])
     with refused(r"train\S+:1[78]: DATA.LABELS .*'photos/9.jpg'"):
         read(given)
 

@@ -2,9 +2,10 @@
 
 import numpy as np
 from conftest import config_for, each_row, refused, told
-from pytest import mark
+from pytest import fixture, mark
 from source_helpers import classes_of, options, read, tree, write_data
 
+from configs.yaml_io import parse_value
 from datasets.sources.class_names import merged_outputs, rename_classes
 from datasets.sources.numbering import check_names, number_classes, rename, take_classes
 from datasets.sources.rows import Rows
@@ -14,52 +15,63 @@ from datasets.sources.source import Wanted
 LABELS = [0, 1, 2, 1, 0, 2, 1, 0, 2, 2, 1, 0]
 KINDS = ["csv", "imagenet2012", "parquet", "tar"]
 SPLITS = {"train": LABELS[:6], "val": LABELS[6:]}
-NAMES = ["none", "mild", "severe"]
 
 
 def names_in(samples):
     return [samples.class_names[label] for label in samples.targets.tolist()]
 
 
-@mark.parametrize("kind", KINDS)
-def test_labels_that_are_numbers_are_renamed_and_left_out(kind, tmp_path):
-    data = write_data(tmp_path / "data", kind, **SPLITS)
-    merged = ["none" if label == 0 else "ill" for label in LABELS]
-    for renames in ({"0": "none", "1": "ill", "2": "ill"}, {"1": "2", "0": "none"}):
-        train, val = read(data, rename=renames)
-        new = {"ill": "ill", "none": "none"} if len(renames) == 3 else {"ill": "2", "none": "none"}
-        assert names_in(train) + names_in(val) == [new[name] for name in merged]
-        assert train.class_names == val.class_names == list(dict.fromkeys(new[name] for name in ("none", "ill")))
-    train, val = read(data, only_classes=["2", "0"])
-    assert train.class_names == val.class_names == ["0", "2"]
-    assert names_in(train) + names_in(val) == [str(label) for label in LABELS if label != 1]
-    assert told(train.notes, "left out: '1 (4 images)', DATA.ONLY_CLASSES", "screen")
-    with refused("RENAME: .* has no class '7'"):
-        read(data, rename={"7": "x"})
-    with refused("ONLY_CLASSES: the data have no class '7'"):
-        read(data, only_classes=["7"])
+@fixture
+def numbered(tmp_path):
+    """The options of a data set of a kind, whose labels are numbers, perhaps with names in a file."""
+
+    def write(kind, names):
+        (tmp_path / "classes.txt").write_text(names.replace(" ", "\n"))
+        data = write_data(tmp_path / "data", kind, **SPLITS)
+        return data.changed(classes=str(tmp_path / "classes.txt")) if names else data
+
+    return write
+
+
+# Names in a file, options, the classes, and those of the labels 0, 1 and 2; -: left out
+RENAMED = """
+names | given | classes | of_labels
+ | {rename: {'0': none, '1': ill, '2': ill}} | none ill | none ill ill
+ | {rename: {'1': '2', '0': none}} | none 2 | none 2 2
+ | {only_classes: ['2', '0']} | 0 2 | 0 - 2
+none mild severe | {} | none mild severe | none mild severe
+none mild severe | {rename: {mild: ill, severe: ill}} | none ill | none ill ill
+none mild severe | {only_classes: [severe, mild]} | mild severe | - mild severe
+"""
+UNKNOWN = """
+names | given | part
+ | {rename: {'7': x}} | RENAME: .* has no class '7'
+ | {only_classes: ['7']} | ONLY_CLASSES: the data have no class '7'
+none mild severe | {rename: {sever: ill}} | has no class 'sever'; did you mean severe
+"""
 
 
 @mark.parametrize("kind", KINDS)
-def test_numbers_with_names_of_a_file_are_renamed_and_left_out(kind, tmp_path):
-    data = write_data(tmp_path / "data", kind, **SPLITS)
-    (tmp_path / "classes.txt").write_text("\n".join(NAMES))
-    named = {"classes": str(tmp_path / "classes.txt")}
-    assert read(data, **named)[0].class_names == NAMES
-    train, val = read(data, rename={"mild": "ill", "severe": "ill"}, **named)
-    assert train.class_names == ["none", "ill"]
-    assert names_in(train) + names_in(val) == ["ill" if label else "none" for label in LABELS]
-    train, val = read(data, only_classes=["severe", "mild"], **named)
-    assert train.class_names == ["mild", "severe"]
-    assert names_in(train) + names_in(val) == [NAMES[label] for label in LABELS if label]
-    with refused("has no class 'sever'; did you mean severe"):
-        read(data, rename={"sever": "ill"}, **named)
+@each_row(RENAMED)
+def test_labels_that_are_numbers_are_named_renamed_and_left_out(kind, names, given, classes, of_labels, numbered):
+    train, val = read(numbered(kind, names), **parse_value(given))
+    assert train.class_names == val.class_names == classes.split()
+    found = [of_labels.split()[label] for label in LABELS]
+    assert names_in(train) + names_in(val) == [name for name in found if name != "-"]
+    assert bool(told(train.notes, "(4 images)', DATA.ONLY_CLASSES", "screen")) == ("-" in found)
+
+
+@mark.parametrize("kind", KINDS)
+@each_row(UNKNOWN)
+def test_unknown_names_of_numbers_are_refused(kind, names, given, part, numbered):
+    with refused(part):
+        read(numbered(kind, names), **parse_value(given))
 
 
 def test_numbers_are_the_places_of_the_names_of_a_checkpoint(tmp_path):
     """Which DATA.RENAME merges."""
     data = write_data(tmp_path / "data", "imagenet2012", **SPLITS)
-    known = {"class_names": ["none", "ill", "severe"], "of_weights": NAMES}
+    known = {"class_names": ["none", "ill", "severe"], "of_weights": ["none", "mild", "severe"]}
     (val,) = read(data, "val", rename={"mild": "ill", "severe": "ill"}, **known)
     assert val.class_names == known["class_names"]
     assert names_in(val) == ["ill" if label else "none" for label in LABELS[6:]]
