@@ -301,29 +301,30 @@ def test_lists_of_splits_become_a_table(tmp_path, run_code):
     assert classes_of(test) == {f"images/{label}/3.jpg": label for label in ("apple_pie", "waffles")}
 
 
-@mark.parametrize("line", ["{}.png", "images/{}", "{}.png 3", "{},3"])
+@mark.parametrize("line", ["{name}", "images/{stem}", "{name} 3", "{stem},3"])
 def test_lists_of_splits_beside_a_table_are_named_until_they_are_a_column(line, tmp_path, run_code):
     """ChestX-ray14: the code of the docs keeps the official test images."""
-    header = "Image Index,Finding Labels"
-    rows = rows_of("{path}.png,{label}", expand("{000..029}_0"), label="ab")
-    tree(tmp_path / "DIR", "images/{000..029}_0.png", "test.txt/")  # no list
-    write_table(tmp_path / "DIR/Data_Entry_2017.csv", rows, header)
-    for name, numbers in (("train_val_list", "{000..019}"), ("test_list", "{020..029}")):
-        write_table(tmp_path / f"DIR/{name}.txt", [line.format(f"{number}_0") for number in expand(numbers)], "")
-    write_table(tmp_path / "DIR/train_other.txt", ["other.png"], "")
+    images = expand("images/{000..029}_0.png")
+    row = "Image Index,Finding Labels", "{name},{label}"
+    root = tmp_path / "DIR"
+    write_rows(root, images, "Data_Entry_2017.csv", *row, label="ab")
+    tree(root, "test.txt/")  # no list
+    write_rows(root, images[:20], "train_val_list.txt", "", line)
+    write_rows(root, images[20:], "test_list.txt", "", line)
+    write_table(root / "train_other.txt", ["other.png"], "")
     columns = {"path": "Image Index", "label": "Finding Labels"}
-    given = options(tmp_path / "DIR/Data_Entry_2017.csv", columns=columns)
-    (note,) = told(read(given)[0].notes, "docs/data.md#lists-of-splits-beside-a-table", "warning")
+    train, _ = read(root / "Data_Entry_2017.csv", columns=columns)
+    (note,) = told(train.notes, "docs/data.md#lists-of-splits-beside-a-table", "warning")
     assert "DIR/test_list.txt" in note
     assert "train_other" not in note
     run_code("Lists of splits beside a table")
-    train, val, test = read(tmp_path / "DIR/images.csv", columns=columns)
+    train, val, test = read(root / "images.csv", columns=columns)
     assert sorted(classes_of(test)) == expand("{020..029}_0.png")
     assert len(train) + len(val) == 20
     assert not told(train.notes, "lists-of-splits")
-    for name, part in (("train", rows[:20]), ("val", rows[20:])):
-        write_table(tmp_path / f"DIR/{name}.csv", part, header)
-    assert not told(read(tmp_path / "DIR", dataset="csv", columns=columns)[0].notes, "lists-of-splits")
+    write_rows(root, images[:20], "train.csv", *row, label="ab")
+    write_rows(root, images[20:], "val.csv", *row, label="ab")
+    assert not told(read(root, dataset="csv", columns=columns)[0].notes, "lists-of-splits")
 
 
 def test_arrays_become_class_folders_and_a_workbook_beside_them_is_named(tmp_path, run_code):

@@ -3,7 +3,7 @@
 import numpy as np
 from conftest import each_row, line_of, told
 from pytest import mark
-from source_helpers import expand, names_of, options, read, rows_of, tree, typed, write_table
+from source_helpers import expand, names_of, options, paths_of, read, rows_of, tree, typed, write_rows, write_table
 
 from datasets.reading import unlabelled
 from datasets.sources.shared_arrays import StringPacker
@@ -12,45 +12,40 @@ from datasets.sources.tables.files import open_table
 from datasets.sources.tables.search import with_folder
 
 IMAGES = expand("{train,test}/{0..11}.png")
-# How a table writes the path of `folder`/`name`, where the images are in R, DATA.COLUMNS
+# How a table writes the path of `folder`/`name`, where the images are in R
 WRITTEN = r"""
-path | place | columns
-{folder}/{name} | |
-./{folder}/{name} | |
-.//././{folder}/{name} | |
-{folder}\{name} | |
-.\{folder}\{name} | |
-/{folder}/{name} | |
-R/{folder}/{name} | |
-R\{folder}\{name} | |
-/mnt/x/R/{folder}/{name} | |
-C:\x\R\{folder}\{name} | |
-gs://bucket/x/{folder}/{name} | |
-{folder}/{number} | |
-{folder}/{number}.PNG | |
-{folder}/{name} | data/ |
-{folder}/{name} | deep/data/ |
-/mnt/x/{folder}/{name} | data/ |
-C:\x\{folder}\{name} | data/ |
-{folder}\a,{name} | | {path: path/file}
+path | place
+{folder}/{name} |
+./{folder}/{name} |
+.//././{folder}/{name} |
+{folder}\{name} |
+.\{folder}\{name} |
+/{folder}/{name} |
+R/{folder}/{name} |
+R\{folder}\{name} |
+/mnt/x/R/{folder}/{name} |
+C:\x\R\{folder}\{name} |
+gs://bucket/x/{folder}/{name} |
+{folder}/{number} |
+{folder}/{number}.PNG |
+{folder}/{name} | data/
+{folder}/{name} | deep/data/
+/mnt/x/{folder}/{name} | data/
+C:\x\{folder}\{name} | data/
 """
 
 
 @each_row(WRITTEN)
-def test_the_rows_of_test_are_test_images_however_their_paths_are_written(path, place, columns, tmp_path):
-    inner = "a/" if columns else ""
-    images = rows_of(f"{place}{{folder}}/{inner}{{name}}", IMAGES)
+def test_the_rows_of_test_are_test_images_however_their_paths_are_written(path, place, tmp_path):
+    images = [f"{place}{image}" for image in IMAGES]
     root = tree(tmp_path / "R", *images)
-    rows = rows_of(f"{path},{{label}}", IMAGES, label="xy")
-    write_table(root / "labels.csv", rows, "path,file,label" if columns else "path,label")
-    given = options(root / "labels.csv", columns={"path": "path/file"} if columns else None)
+    write_table(root / "labels.csv", rows_of(f"{path},{{label}}", IMAGES, label="xy"), "path,label")
+    given = options(root / "labels.csv")
     train, val, test = read(given)
-    assert {*names_of(train), *names_of(val)} == {*expand(f"train/{inner}{{0..11}}.png")}
-    assert names_of(test) == expand(f"test/{inner}{{0..11}}.png")
-    files = {f"{root}/{one}" for one in images}
-    assert {one.name(n) for one in (train, val, test) for n in range(len(one))} == files
-    predicted = unlabelled(given.data_path, given)
-    assert {predicted.name(n) for n in range(len(predicted))} == files
+    assert sorted([*names_of(train), *names_of(val)]) == sorted(IMAGES[:12])
+    assert names_of(test) == IMAGES[12:]
+    files = {f"{root}/{image}" for image in images}
+    assert paths_of(train, val, test) == paths_of(unlabelled(given.data_path, given)) == files
 
 
 # The folders of the images of one table, by their numbers modulo 2
@@ -63,10 +58,9 @@ def test_a_run_holds_out_the_same_images_wherever_they_are_moved(trained, layout
     held_out = []
     known = None
     for place in (trained, layout):
-        root = tmp_path / f"of {place}"
         images = [f"{LAYOUTS[place][n % 2]}{n:03}.png" for n in range(40)]
-        write_table(tree(root, *images) / "train.csv", rows_of("{stem},{label}", images, label="xy"), "id,label")
-        train, val = read(root / "train.csv", known=known, is_new=known is None)
+        file = write_rows(tmp_path / f"of {place}", images, "train.csv", "id,label", "{stem},{label}", label="xy")
+        train, val = read(file, known=known, is_new=known is None)
         held_out.append(names_of(val))
         known = RunSplit(0, 0.1, tuple(sorted(names_of(val))), np.sort(hash_paths(train.paths)))
         assert not told(val.notes, kind="warning")
@@ -75,37 +69,27 @@ def test_a_run_holds_out_the_same_images_wherever_they_are_moved(trained, layout
 
 # The images that runs of earlier versions held out, by the rule that found the folder, of tables of 12 images
 BEFORE = r"""
-rule | images | path | held_out
-below the table | images/{number}.png | images\{number}.png | images/3.png images/6.png
-below the table, all | {folder}/{number}.png | {folder}\{number}.png | test/0.png train/7.png
-its parent | {number}.png | R/{number}.png | R/8.png R/9.png
-its parent, all | {folder}/{number}.png | R/{folder}/{number}.png | R/test/9.png R/train/6.png
-by name | images/{number}.png | /mnt/set/{number}.png | images/3.png images/6.png
-by name in two folders | p{one_or_two}/{number}.png | x/{number}.png | p1/8.png p2/11.png
-in a folder | images/{number}.png | {number}.png | 0.png 3.png
+rule | images | path | table | held_out
+below the table | images/{number}.png | images\{number}.png | labels.csv | images/3.png images/6.png
+below the table, all | {folder}/{number}.png | {folder}\{number}.png | labels.csv | test/0.png train/7.png
+its parent | {number}.png | R/{number}.png | labels.csv | R/8.png R/9.png
+its parent, all | {folder}/{number}.png | R/{folder}/{number}.png | labels.csv | R/test/9.png R/train/6.png
+by name | images/{number}.png | /mnt/set/{number}.png | labels.csv | images/3.png images/6.png
+by name in two folders | p{one_or_two}/{number}.png | x/{number}.png | labels.csv | p1/8.png p2/11.png
+in the folder of train | {folder}/{number}.png | {folder}/{number}.png | train/labels.csv | test/0.png train/3.png
+in a folder | images/{number}.png | {number}.png | labels.csv | 0.png 3.png
 """
 
 
-def test_a_run_of_before_keeps_its_images_of_a_table_in_the_folder_of_train(tmp_path):
-    """Of its names train/0.png and test/0.png, the present ones are 0.png and test/0.png."""
-    write_table(tree(tmp_path, *IMAGES) / "train/labels.csv", rows_of("{path},{label}", IMAGES, label="xy"))
-    held_out = ("test/0.png", "train/3.png")
-    trained = StringPacker(one for one in IMAGES if one not in held_out).strings()
-    known = RunSplit(0, 0.1, held_out, np.sort(hash_paths(trained)))
-    train, val = read(tmp_path / "train/labels.csv", known=known, is_new=False)
-    assert sorted(names_of(val)) == [*held_out]
-    assert sorted(names_of(train)) == sorted(trained)
-
-
 @each_row(BEFORE)
-def test_runs_of_before_keep_their_held_out_images(rule, images, path, held_out, tmp_path):
+def test_runs_of_before_keep_their_held_out_images(rule, images, path, table, held_out, tmp_path):
+    """Of a table in the folder of train the present names are 0.png and test/0.png."""
     base = IMAGES if "{folder}" in images else expand("{0..11}.png")
     files = rows_of(images, base, one_or_two="12")
     root = tree(tmp_path / "R", *files)
-    write_table(root / "labels.csv", rows_of(f"{path},{{label}}", base, label="xy"), "path,label")
-    others = StringPacker([rule]).strings()
-    known = RunSplit(0, 0.1, tuple(held_out.split()), hash_paths(others))
-    train, val = read(root / "labels.csv", known=known, is_new=False)
+    write_table(root / table, rows_of(f"{path},{{label}}", base, label="xy"), "path,label")
+    known = RunSplit(0, 0.1, tuple(held_out.split()), hash_paths(StringPacker([rule]).strings()))
+    train, val = read(root / table, known=known, is_new=False)
     assert sorted(names_of(val)) == held_out.split()
     assert len(train) == len(files) - 2
 
@@ -129,11 +113,9 @@ test_empty.txt | | |
 @each_row(BESIDE)
 def test_splits_of_the_images_of_a_table_in_a_file_beside_it(file, header, line, found, tmp_path):
     """Lists are named in a warning; a table of splits is a question with an option for all rows."""
-    images = expand("images/{000..011}.png")
-    tree(tmp_path, *images, "a/")
-    write_table(tmp_path / "labels.csv", rows_of("{windows},{label}", images, label="xy"), "path,label")
-    write_table(tmp_path / file, rows_of(line, images, part=["train", "test"]), header)
-    given = options(tmp_path / "labels.csv")
+    table = tmp_path, "images/{000..011}.png"
+    given = options(write_rows(*table, "labels.csv", "path,label", "{windows},{label}", label="xy"))
+    write_rows(*table, file, header, line, part=["train", "test"])
     if found == "asks":
         message = line_of(read, given)
         assert f"{file}; docs/data.md#joined-tables" in message
