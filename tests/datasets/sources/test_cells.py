@@ -2,12 +2,11 @@
 
 import re
 
-import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 from conftest import each_row, line_of, told
 from pytest import fixture, mark, raises
-from source_helpers import IMAGE, expand, labels_of, options, read, rows_of, tree, typed, write_table
+from source_helpers import IMAGE, labels_of, options, read, typed, write_rows
 
 from configs.yaml_io import parse_value
 from datasets.sources.checks import digest_of
@@ -23,10 +22,9 @@ def table(tmp_path):
     """Writes a table of three labels, whose last rows have these cells, and its images."""
 
     def write(*last):
-        images = [f"{number}.png" for number in range(len(PLAIN) + len(last))]
-        file = tree(tmp_path, *images) / "all.csv"
-        write_table(file, rows_of("{path},{cells}", images, cells=[*PLAIN, *last]), "image,ant,bee,cat")
-        return file
+        cells = [*PLAIN, *last]
+        images = [f"{number}.png" for number in range(len(cells))]
+        return write_rows(tmp_path, images, "all.csv", "image,ant,bee,cat", "{path},{cells}", cells=cells)
 
     return write
 
@@ -34,11 +32,6 @@ def table(tmp_path):
 def read_labels(path, columns=None, multi_label=True, **values):
     columns = parse_value(columns) if isinstance(columns, str) else columns
     return read(path, columns=columns, multi_label=multi_label, **values)
-
-
-def target_of(splits, path):
-    """The target of an image."""
-    return labels_of(*splits)[path]
 
 
 # Cells of a row, more of DATA.COLUMNS, the target
@@ -62,7 +55,7 @@ true,10%,positive | , cells: {10%: 0, Positive: 1} | 1 0 1
 @each_row(MEANT)
 def test_a_cell_is_0_or_1_or_it_is_named(cells, more, target, table):
     splits = read_labels(table(cells), LISTED % more)
-    assert target_of(splits, "12.png") == [*map(int, target.split())]
+    assert labels_of(*splits)["12.png"] == [*map(int, target.split())]
     assert splits[0].class_names == NAMES
     assert len(told(splits[0].notes, "yes is 1")) == ("yes" in cells)
 
@@ -100,21 +93,13 @@ def test_other_cells_are_counted_and_each_way_on_works(last, parts, ways, is_adv
         assert read_labels(file, way.columns)[0].class_names == NAMES
 
 
-def test_columns_of_yes_and_no_are_columns_of_labels(tmp_path):
-    images = expand("{0..11}.png")
-    file = tree(tmp_path, *images) / "all.csv"
-    write_table(file, rows_of("{path},{cells}", images, cells=["no,yes", "yes,no"]), "image,ant,bee")
-    splits = read_labels(file)
-    assert splits[0].class_names == ["ant", "bee"]
-    assert target_of(splits, "1.png") == [1, 0]
-
-
 def test_parquet_and_json_lines(tmp_path):
     """Their cells are of other types: truth values, numbers, null."""
     cells = {"ant": [True, False] * 10, "bee": [1.0, 0.25] * 10, "cat": [None, 1] * 10}
-    images = expand("{0..19}.png")
-    tree(tmp_path, *images, "hub/")
-    pandas.DataFrame({"image": images} | cells).to_json(tmp_path / "all.jsonl", orient="records", lines=True)
+    words = {"ant": ["true", "false"], "bee": [1.0, 0.25], "cat": ["null", 1]}
+    row = '{{"image": "{path}", "ant": {ant}, "bee": {bee}, "cat": {cat}}}'
+    write_rows(tmp_path, "{0..19}.png", "all.jsonl", "", row, **words)
+    (tmp_path / "hub").mkdir()
     pq.write_table(pa.table({"image": [IMAGE] * 20} | cells), tmp_path / "hub/all.parquet")
     for file, first in ((tmp_path / "all.jsonl", "0.png"), (tmp_path / "hub/all.parquet", "all.parquet:0")):
         line = line_of(read_labels, file, LISTED % "")
@@ -122,7 +107,7 @@ def test_parquet_and_json_lines(tmp_path):
         columns = LISTED % ", threshold: 0.5, cells: {'': 0}"
         splits = read_labels(file, columns)
         assert splits[0].class_names == NAMES
-        assert target_of(splits, first) == [1, 1, 0]
+        assert labels_of(*splits)[first] == [1, 1, 0]
 
 
 def test_unknown_cells_are_logged_and_stay_unknown(table):
@@ -135,7 +120,7 @@ def test_unknown_cells_are_logged_and_stay_unknown(table):
     assert sum(map(int, re.findall(r"'bee' (\d+)", shown))) == 1
     assert sum(samples.class_counts(3) for samples in splits).tolist() == [6, 4, 5]
     merged = read_labels(file, columns, rename={"ant": "insect", "bee": "insect"})
-    found = [target_of(merged, f"{number}.png") for number in (12, 13, 14, 15)]
+    found = [labels_of(*merged)[f"{number}.png"] for number in (12, 13, 14, 15)]
     assert found == [[1, 0], [UNKNOWN, 0], [UNKNOWN, 1], [0, 1]]
     as_zero = read_labels(file, columns.replace("null", "0"))
     assert digest_of(as_zero[0]) != digest_of(splits[0])

@@ -21,6 +21,7 @@ from source_helpers import (
     classes_of,
     expand,
     options,
+    paths_of,
     read,
     rows_of,
     tree,
@@ -32,6 +33,7 @@ from source_helpers import (
 from test_trees import REFUSED, TRAINED
 
 from configs.yaml_io import parse_value
+from datasets.reading import unlabelled
 from utils.errors import UserError
 from utils.notes import Note
 
@@ -82,6 +84,11 @@ table of val beside images of test | {test,train,val}/{0,1,2,3}.png | {value}.cs
 column and folders | {train,test}/@.png | labels.csv | path,label,split | {path},{label},{value} | val train train | labels.csv
 column of train, folder of test | {a,test}/@.png | labels.csv | path,label,split | {path},{label},train | | labels.csv
 column of folders | @.png | labels.csv | path,label,origin | {path},{label},{value} | train train test extra | labels.csv
+list of the root | aa/{airfield,alley}/@.jpg | places.txt | | /{path} {parent} | | places.txt
+list of the root of a folder | data_256/aa/{airfield,alley}/@.jpg | places.txt | | /{inner} {parent} | | places.txt
+list, names with a space | {a 1,b 2}.jpg & {c,d}.jpg | train_list.txt | | {path} {value} | 1 0.0 | train_list.txt
+list of one folder, names with a space | x/{a 1,b 2}.jpg & x/{c,d}.jpg | train_list.txt | | {name} {value} | 1 0.0 | train_list.txt
+list of two folders, names with a space | {p1/a 1,p2/b 2,p1/c,p2/d}.jpg | train_list.txt | | {name} {value} | dog cat | train_list.txt
 list | {train,test}/@.png | labels.txt | | {path} {is_x} | | labels.txt
 column of folds | @.png | labels.csv | path,label,fold | {path},{label},{value} | 0 1 2 3 | labels.csv
 # Words of splits
@@ -114,6 +121,7 @@ patients | @.png | labels.csv | path,label,patient | {path},{label},{value} | 1 
 no label | @.png | labels.csv | path,label | {path},{value} | x y "" | labels.csv
 no cell of 0 and 1 | @.png | labels.csv | path,x,y,z | {path},{is_x},{is_y},0 | | labels.csv
 columns with normal | @.png | labels.csv | path,normal,x,y | {path},{value} | 1,0,0 0,1,0 0,0,1 0,1,1 | labels.csv | {multi_label: true}
+columns of yes and no | @.png | labels.csv | path,x,y | {path},{value} | no,yes yes,no | labels.csv | {multi_label: true}
 several columns | @.png | labels.csv | path,x,y,z | {path},{is_x},1,0 | | labels.csv
 # Beside folders
 folders, train and test | {a,b}/@.png | labels.csv | path,label,split | {path},{folder},{value} | train train test | .
@@ -165,6 +173,8 @@ groups, one of both classes | @.png | labels.csv | path,label,who | {path},{labe
 patients in folders | ill/SOB/P-ill{1,2,3,4}/{40X,100X}/@.png & well/SOB/P-well{1,2,3,4}/{40X,100X}/@.png | | | | | .
 magnifications | {ill/duct,ill/lobe,well/fib,well/ade}/{40X,100X,200X}/@.png | | | | | .
 patients in names of classes | ill/P1@_{1,2,3}.png & well/P2@_{1,2,3}.png | | | | | .
+patients in names of a table | ill/P1@_{1,2,3}.png & well/P2@_{1,2,3}.png | train.csv | image_path,target | {path},{folder} | | .
+column of patients around | images/{a,b}/@.png | meta.csv | file,patient | {path},P{half} | | images | {groups: patient}
 patients beside folders | {a,b}/@.png | meta.csv | path,patient | {path},p{value} | 1 1 2 2 3 3 4 4 5 5 6 6 | .
 plates of both classes | {ill,well}/P{1,2,3,4,5,6}/@.png | | | | | .
 magnifications of both classes | {ill,well}/{40X,100X,200X,400X}/@.png | | | | | .
@@ -269,6 +279,8 @@ def found_in(root, data, value):
         answers = getattr(error.__cause__ or error, "answers", [])
         known = [one for one in answers if "VALUE" not in one.options]
         return None, [Note("", str(error).replace("VALUE", value or "VALUE"))], known
+    if os.path.isfile(data.data_path):
+        assert paths_of(unlabelled(data.data_path, data)) >= paths_of(*splits)
     return facts_of(root, splits), splits[0].notes, []
 
 

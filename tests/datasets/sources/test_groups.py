@@ -99,19 +99,6 @@ def test_names_of_classes_are_no_patients():
     assert not notes_on([f"{label}/{number}.jpg" for label in "ab" for number in range(40)])  # of each class
 
 
-@mark.parametrize("kind", ["folder", "csv"])
-def test_the_expression_of_a_warning_works_when_typed(kind, tmp_path):
-    paths = in_classes(files_of("P10{c:02}_{few}"))
-    tree(tmp_path, *paths)
-    if kind == "csv":
-        write_table(tmp_path / "train.csv", rows_of("{path},{folder}", paths))
-    given = options(tmp_path, dataset=kind)
-    (note,) = told(read(given)[0].notes, "DATA.GROUPS")
-    train, val = read(typed(note, given)[0])
-    assert sum(groups_apart(train, val)) == 40
-    assert not told(train.notes, "-opts")
-
-
 def test_columns_of_groups_are_proposed_and_a_wrong_name_leads_to_the_right_one(tmp_path):
     images = expand("{a,b}/{0..3}.jpg")
     rows = rows_of("{path},{folder},ST{number},i{individual}{folder}", images, individual="0120")
@@ -218,9 +205,3 @@ def test_groups_of_class_folders_are_a_column_of_the_table_beside_them(tmp_path)
     for groups in ("patient", r"(\d+)", "lists.csv"):
         splits = read(given.changed(groups=groups))
         assert sum(groups_apart(*splits)) == 12
-
-
-def test_the_table_of_a_column_of_groups_may_be_in_the_folder_around(tmp_path):
-    paths = expand("images/{a,b}/{0..11}.jpg")
-    write_table(tree(tmp_path, *paths) / "meta.csv", rows_of("{path},P{stem}", paths), "file,patient")
-    assert sum(groups_apart(*read(tmp_path / "images", groups="patient"))) == 12

@@ -5,7 +5,7 @@ import shutil
 
 from conftest import config_for, refused
 from pytest import mark
-from source_helpers import assert_refused, labels_of, names_of, options, read, write_classes, write_image
+from source_helpers import assert_refused, names_of, options, read, write_classes, write_image
 
 from datasets.reading import unlabelled
 from datasets.sources.listed.lists import Lists, Tables
@@ -22,30 +22,6 @@ def test_imagenet_lists(tmp_path):
     assert samples.targets.tolist() == [3, 0]
     assert samples.class_names == ["0", "1", "2", "3"]
     assert samples.open(0, 1).pixels.shape == (1, 9, 12)
-
-
-@mark.parametrize("images", [["a 1.jpg", "b.jpg"], ["x/a 1.jpg", "x/b.jpg"], ["p1/a 1.jpg", "p2/b.jpg"]])
-def test_the_images_of_a_list_are_found_as_of_a_table(images, tmp_path):
-    """In its folder, in the only one there, or by their names; a number or a name after a path is no part of it."""
-    for image in images:
-        write_image(tmp_path / image)
-    for lines, names in (("a 1.jpg 1\nb.jpg 0.0\n", ["0", "1"]), ("a 1.jpg dog\nb.jpg\tcat\n", ["cat", "dog"])):
-        (tmp_path / "train_list.txt").write_text(lines)
-        trained = Lists(Wanted(options(tmp_path))).read("train")
-        assert trained.targets.tolist() == [1, 0]
-        assert trained.class_names == names
-        for samples in (trained, unlabelled(str(tmp_path / "train_list.txt"), options(tmp_path))):
-            assert [samples.name(index) for index in range(2)] == [str(tmp_path / image) for image in images]
-
-
-@mark.parametrize("place", ["", "data_256/"])
-def test_a_list_may_write_the_folder_of_the_images_as_the_root(place, tmp_path):
-    """As Places365's lists do; the file is the data set."""
-    labels = {f"aa/{name}/{number}.jpg": label for label, name in enumerate(("airfield", "alley")) for number in "123"}
-    for image in labels:
-        write_image(tmp_path / place / image)
-    (tmp_path / "places.txt").write_text("".join(f"/{image} {label}\n" for image, label in labels.items()))
-    assert labels_of(*read(tmp_path / "places.txt")) == labels
 
 
 def test_paths_through_another_folder_may_end_in_the_data_folder(tmp_path):
