@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-from conftest import each_row, line_of
+from conftest import line_of
 from pytest import mark
-from source_helpers import classes_of, expand, options, read, rows_of, tree, typed, write_table
+from source_helpers import expand, options, read, rows_of, tree, write_table
 
 from datasets.sources.tables.columns import likely_columns
 from datasets.sources.tables.files import open_table
-from utils.errors import UserError
 
 PATIENTS = "p{a,b,c,d,e,f}/{0..3}.jpg"
 LABELS = ["benign", "malignant"] * 12
@@ -17,37 +16,6 @@ VALUES = {"label": LABELS, "place": "01", "not_place": "10", "is_first": [True] 
 
 def write(root, images):
     return options(tree(root, *images), dataset="folder")
-
-
-ORGANS = "{colon/colon_{aca,n},lung/lung_{aca,n,scc}}"
-# The tree, with images named after their class; the number of classes that the question gives
-INNER = f"""
-name | parts | number
-organs | {{train,val}}/{ORGANS} | 5
-LC25000 | {ORGANS} | 5
-HyperKvasir | {{lower/{{pathological/{{polyps,haem}},landmarks/{{cecum,ileum}}}},upper/landmarks/{{pylorus,z}}}} | 6
-hospitals | {{Bonn,Ulm}}/{{ill,well}} | 2
-patients | {{ill/{{p1,p2}},well/{{p3,p4}}}} |
-"""
-
-
-@each_row(INNER)
-def test_classes_in_the_folders_of_folders(name, parts, number, tmp_path):
-    """A question on the screen, or an error, has the expression, counted from DATA_PATH."""
-    images = [f"{folder}/{folder.replace('/', '_')}_{place}.jpg" for folder in expand(parts) for place in range(4)]
-    given = write(tmp_path, images)
-    try:
-        train, *_ = read(given)
-        (text,) = [note.text for note in train.notes if note.kind != "log"]
-    except UserError as error:
-        text = str(error)
-    advised = [one for one in typed(text, given) if one.labels or one.columns]
-    assert len(advised) == bool(number)
-    assert not any(one.data_path != str(tmp_path) for one in typed(text, given))
-    for one in advised:
-        classes = classes_of(*read(one))
-        assert len({*classes.values()}) == int(number)
-        assert all(path.split("/")[-2] == classes[path] for path in classes)
 
 
 def test_few_files_are_looked_for_in_the_folders_beside_a_table(tmp_path, monkeypatch):

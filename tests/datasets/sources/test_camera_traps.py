@@ -7,7 +7,7 @@ import re
 
 import pytest
 from conftest import ROOT, code_of, each_row, line_of, told
-from pytest import fixture, mark
+from pytest import mark
 from source_helpers import classes_of, expand, groups_apart, options, read, rows_of, tree, write_set, write_table
 from test_known_sets import SETS
 
@@ -30,21 +30,16 @@ EVENT = f"v{{n}},d{{site}},,E{{event}},{TIME},2020-05-30T10:{{end:02}}:00Z,event
 EVENTS = rows_of(EVENT, FILES, **VALUES)[::4]
 
 
-@fixture
-def package(tmp_path):
-    """Writes a package and its images."""
-
-    def write(observations, media=None, version="1.0.1"):
-        profile = f"https://raw.githubusercontent.com/tdwg/camtrap-dp/{version}/camtrap-dp-profile.json"
-        resources = [{"name": name, "path": f"{name}.csv"} for name in ("deployments", "media", "observations")]
-        root = tree(tmp_path / "p1", *FILES)
-        (root / "datapackage.json").write_text(json.dumps({"resources": resources, "profile": profile}, indent=2))
-        write_table(root / "deployments.csv", ["d0,a", "d1,b"], "deploymentID,locationID")
-        write_table(root / "media.csv", media or rows_of(MEDIUM, FILES, **VALUES), MEDIA)
-        write_table(root / "observations.csv", observations, OBSERVATIONS)
-        return options(root)
-
-    return write
+def package(root, observations, media=None, version="1.0.1"):
+    """Writes a package and its images; returns its options."""
+    profile = f"https://raw.githubusercontent.com/tdwg/camtrap-dp/{version}/camtrap-dp-profile.json"
+    resources = [{"name": name, "path": f"{name}.csv"} for name in ("deployments", "media", "observations")]
+    tree(root, *FILES)
+    (root / "datapackage.json").write_text(json.dumps({"resources": resources, "profile": profile}, indent=2))
+    write_table(root / "deployments.csv", ["d0,a", "d1,b"], "deploymentID,locationID")
+    write_table(root / "media.csv", media or rows_of(MEDIUM, FILES, **VALUES), MEDIA)
+    write_table(root / "observations.csv", observations, OBSERVATIONS)
+    return options(root)
 
 
 def table_of(given, heading, **names):
@@ -56,9 +51,9 @@ def table_of(given, heading, **names):
 
 
 @mark.parametrize("rows", [ROWS, EVENTS], ids=["media", "events, in any time zone"])
-def test_a_package_is_a_question_and_the_code_of_the_page_makes_its_table(rows, package, tmp_path):
+def test_a_package_is_a_question_and_the_code_of_the_page_makes_its_table(rows, tmp_path):
     pytest.importorskip("pandas")
-    given = package(rows)
+    given = package(tmp_path / "p1", rows)
     others = [options(tmp_path / "p1/media.csv"), options(tmp_path / "p1", dataset="csv")]
     for data in (given, *others):
         assert "docs/data.md#camera-traps" in line_of(read, data)
@@ -70,7 +65,7 @@ def test_a_package_is_a_question_and_the_code_of_the_page_makes_its_table(rows, 
     assert "p1: is a Camera Trap Data Package" in line_of(read, tmp_path)
 
 
-def test_kinds_several_species_videos_and_remote_images_of_a_package(package, tmp_path):
+def test_kinds_several_species_videos_and_remote_images_of_a_package(tmp_path):
     pytest.importorskip("pandas")
     rows = [*ROWS, ROWS[9].replace(SPECIES[0], "Sus scrofa"), ROWS[39].replace("39", "40")]
     rows[0] = rows[0].replace(f"animal,{SPECIES[0]}", "blank,")
@@ -78,15 +73,15 @@ def test_kinds_several_species_videos_and_remote_images_of_a_package(package, tm
     media = rows_of(MEDIUM, [*FILES, "site1/clip.mp4"], **VALUES)
     media[1] = media[1].replace(FILES[1], "https://multimedia.agouti.eu/assets/1/file")
     media[40] = media[40].replace("image/jpeg", "video/mp4")
-    table_of(package(rows, media), "Camera traps")
+    table_of(package(tmp_path / "p1", rows, media), "Camera traps")
     splits = read(tmp_path / "p1/images.csv", multi_label=True)
     assert sum(map(len, splits)) == 38
     assert sum(samples.targets.sum() for samples in splits) == 39
     assert splits[0].class_names == sorted([*SPECIES, "Sus scrofa", "blank"])
 
 
-def test_a_package_of_another_version_is_folders(package):
-    assert "Camera Trap" not in line_of(read, package(ROWS, version="0.6"))
+def test_a_package_of_another_version_is_folders(tmp_path):
+    assert "Camera Trap" not in line_of(read, package(tmp_path, ROWS, version="0.6"))
 
 
 JOINED = r"""

@@ -10,7 +10,6 @@ import os
 import re
 from pathlib import Path
 
-import test_beside
 import test_known_sets
 import test_labels
 import test_tables
@@ -167,6 +166,15 @@ age and site | p{a,b,c}/@.jpg | meta.csv | image,age,site | {path},{n},{label} |
 a kind of each folder | {a,b,c}/@.jpg | meta.csv | image,kind | {path},{folder}{folder} | | .
 predictions | p{a,b,c}/@.jpg | predictions.csv | path,class_1,probability_1,label | {path},x,0.9,{label} | | .
 other images | p{a,b,c}/@.jpg | labels.csv | image,label | {n}.png,{label} | | .
+# Classes one level too high: images are named after their class
+inner organs | {train,val}/{colon/colon_aca/colon_colon_aca,colon/colon_n/colon_colon_n,lung/lung_aca/lung_lung_aca,lung/lung_n/lung_lung_n,lung/lung_scc/lung_lung_scc}_{0..3}.jpg | | | | | .
+inner LC25000 | {colon/colon_aca/colon_colon_aca,colon/colon_n/colon_colon_n,lung/lung_aca/lung_lung_aca,lung/lung_n/lung_lung_n,lung/lung_scc/lung_lung_scc}_{0..3}.jpg | | | | | .
+inner HyperKvasir | {lower/pathological/polyps/lower_pathological_polyps,lower/pathological/haem/lower_pathological_haem,lower/landmarks/cecum/lower_landmarks_cecum,lower/landmarks/ileum/lower_landmarks_ileum,upper/landmarks/pylorus/upper_landmarks_pylorus,upper/landmarks/z/upper_landmarks_z}_{0..3}.jpg | | | | | .
+inner hospitals | {Bonn/ill/Bonn_ill,Bonn/well/Bonn_well,Ulm/ill/Ulm_ill,Ulm/well/Ulm_well}_{0..3}.jpg | | | | | .
+inner patients | {ill/p1/ill_p1,ill/p2/ill_p2,well/p3/well_p3,well/p4/well_p4}_{0..3}.jpg | | | | | .
+hospitals | {Bonn,Ulm}/{ill,well}/{0..3}.jpg | | | | | .
+HyperKvasir | {lower/{pathological/{polyps,haem},landmarks/{cecum,ileum}},upper/landmarks/{pylorus,z}}/{0..3}.jpg | | | | | .
+confirmed folders in splits | {seg_train,seg_test}/{a,b}/{0..3}.jpg | | | | | . | {class_folders: true}
 # Groups
 column of groups | @.png | labels.csv | path,label,who | {path},{label},p{value} | 1 1 1 1 2 2 2 2 3 3 3 3 | labels.csv | {columns: {group: who}}
 groups, one of both classes | @.png | labels.csv | path,label,who | {path},{label},p{value} | 1 1 2 3 2 3 4 5 4 5 6 7 | labels.csv | {columns: {group: who}}
@@ -225,7 +233,6 @@ def readings(root):
         ("tree", TRAINED),
         ("tree", REFUSED),
         ("labels", test_labels.ADVISED),
-        ("inner", test_beside.INNER),
     ):
         for name, parts, *_ in cells_of(rows)[1:]:
             folder = tree(root / f"{group}_{name}".replace(" ", "_") / "R", *parts.split())

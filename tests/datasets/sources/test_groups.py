@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from conftest import each_row, line_of, refused, told
 from pytest import mark
-from source_helpers import expand, groups_apart, options, read, rows_of, tree, typed, write_table, write_tar
+from source_helpers import expand, groups_apart, options, read, rows_of, tree, typed, write_rows, write_table, write_tar
 
 from datasets.sources.groups import suggest_groups
 from datasets.sources.samples import ImageFiles, listing_arrays
@@ -100,15 +100,14 @@ def test_names_of_classes_are_no_patients():
 
 
 def test_columns_of_groups_are_proposed_and_a_wrong_name_leads_to_the_right_one(tmp_path):
-    images = expand("{a,b}/{0..3}.jpg")
-    rows = rows_of("{path},{folder},ST{number},i{individual}{folder}", images, individual="0120")
-    write_table(tree(tmp_path, *images) / "train.csv", rows, "image_path,target,station,individual")
+    row = "image_path,target,station,individual", "{path},{folder},ST{number},i{individual}{folder}"
+    write_rows(tmp_path, "{a,b}/{0..3}.jpg", "train.csv", *row, individual="0120")
     for wrong in ("stations", "place"):
         with refused(r"train\.csv.*\bstation\b"):
             read(tmp_path, dataset="csv", groups=wrong)
     (note,) = told(read(tmp_path, dataset="csv")[0].notes, "DATA.GROUPS")
     assert [one.groups for one in typed(note, options(tmp_path, dataset="csv"))] == ["individual"]  # of 5 or more
-    write_table(tmp_path / "val.csv", rows, "image_path,target,station,individual")
+    write_rows(tmp_path, "{a,b}/{0..3}.jpg", "val.csv", *row, individual="0120")
     (note,) = told(read(tmp_path, dataset="csv")[0].notes, kind="screen")  # nothing is cut
     assert "DATA.GROUPS=individual" in note
 
@@ -116,8 +115,8 @@ def test_columns_of_groups_are_proposed_and_a_wrong_name_leads_to_the_right_one(
 @mark.parametrize("name", ["Patient (ID)", "Patient ("])
 def test_a_column_with_parentheses_is_a_column(name, tmp_path):
     paths = in_classes(files_of("P1{c:03}_{s}"))
-    rows = rows_of("{path},{folder},{of_seven}", paths, of_seven="0123456")
-    write_table(tree(tmp_path, *paths) / "train.csv", rows, f"image_path,target,{name}")
+    row = f"image_path,target,{name}", "{path},{folder},{of_seven}"
+    write_rows(tmp_path, paths, "train.csv", *row, of_seven="0123456")
     train, val = read(tmp_path, dataset="csv", groups=name)
     assert sum(groups_apart(train, val)) == 7
     for wrong in ("(p", r"\(p"):
@@ -163,8 +162,8 @@ def test_columns_are_groups_by_names_and_values(header, row, columns, tmp_path):
     words |= {"gaps": [n // 10 or "" for n in images], "label": "abcdef"}
     words["of_half"] = [f"{'abcdef'[n % 6]}{n // 6 % 3}" if n % 6 < 3 else "" for n in images]
     words["rare"] = [n // 5 if n < 40 else "" for n in images]
-    rows = rows_of(f"{{path}},{{label}},{row}", GROUPED, **words)
-    write_table(tree(tmp_path, *GROUPED) / "train.csv", rows, f"image_path,target,{header}")
+    row_of = f"{{path}},{{label}},{row}"
+    write_rows(tmp_path, GROUPED, "train.csv", f"image_path,target,{header}", row_of, **words)
     given = options(tmp_path, dataset="csv")
     warnings = told(read(given)[0].notes, "train.csv", "warning")  # which always have a line of the screen
     advised = [one for text in warnings for one in typed(text, given)]

@@ -3,14 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from source_helpers import options
-
-from datasets.sources.sets.in_memory import Digits
-from datasets.sources.source import Wanted
+from source_helpers import read
 
 
 def test_digits():
-    train, val = (Digits(Wanted(options("unused", image_size=8))).read(split) for split in ("train", "val"))
+    train, val = read("unused", dataset="digits", image_size=8)
     assert len(train) + len(val) == 1797
     assert len(val) == pytest.approx(1797 / 5, abs=5)
     assert np.bincount(val.targets).min() >= 34

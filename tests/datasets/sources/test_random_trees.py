@@ -10,7 +10,7 @@ import re
 from itertools import product
 
 from pytest import mark
-from source_helpers import COMMAND, IMAGE, options, typed
+from source_helpers import COMMAND, options, tree, typed
 
 from datasets.reading import read_alone
 from datasets.sources.listing import forget_listings
@@ -41,9 +41,7 @@ def random_folders(draw):
 
 def write_files(root, folders, draw):
     files = [f"{folder}/{number}.jpg" for folder in folders for number in range(draw.choice((2, 3, 4)))]
-    for file in files:
-        (root / file).parent.mkdir(parents=True, exist_ok=True)
-        (root / file).write_bytes(IMAGE)
+    tree(root, *files)
     return files
 
 

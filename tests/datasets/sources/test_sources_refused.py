@@ -4,40 +4,35 @@ import re
 
 from conftest import each_row, line_of, refused
 from pytest import mark
-from source_helpers import read, write_image
+from source_helpers import read, tree
 
 from configs.schema import Data
 from configs.schema.data import DATA_SETS
 from datasets.reading import unlabelled
 
-TABLE = "image_path,target\n"
-IMAGE = None  # in place of the content of a file
-CASES = ("train/cat", "train/dog", "val/Cat", "val/Dog")
-FOLDERS = {"cat/0.jpg": IMAGE, "dog/0.jpg": IMAGE}
-FILES = {  # DATA.DATASET, the files in DATA.DATA_PATH, a part of the error
-    "no class folders": ("folder", {}, ": contains no folders"),
-    "classes without images": ("folder", {"train/a/x.txt": "", "train/b/x.txt": ""}, "train/a: contains no images"),
-    "one image per class": ("folder", {f"train/{name}": IMAGE for name in FOLDERS}, ": .* too few"),
-    "other case in val": ("folder", {f"{place}/0.jpg": IMAGE for place in CASES}, "did you mean cat"),
-    "other case in test": ("folder", FOLDERS | {"test/Cat/0.jpg": IMAGE, "test/Dog/0.jpg": IMAGE}, "did you mean cat"),
-    "another name of ImageNet": ("imagnet", {}, "known: imagenet2012, "),
-    "a lost table": ("csv", {}, "train.csv: cannot be read .*check the path"),
-    "class folders in place of a table": ("csv", FOLDERS, "train.csv.* -dataset=folder$"),
-}  # fmt: skip
-ROWS = {  # of train.csv; a part of the error
-    "": "train.csv: .*lists no images",
-    "b.jpg,": r"train.csv:2: .*DATA.COLUMNS",
-    "a.jpg,0\nb.jpg,cat": "train.csv:3: .*'cat'",
-    'a.jpg,cat\nb.jpg,"[0, 3]"': r"train.csv:3: .*'\[0, 3\]'",
-    'a.jpg,cat\nb.jpg,"{""choices"":[""cat"",""dog""]}"': r"train.csv:1: .*DATA.COLUMNS",
-    "a.jpg,0\nb.jpg,0.5": "train.csv:3: .*0.5",
-}
+FOLDERS = """
+name | dataset | files | part
+no class folders | folder | | : contains no folders
+classes without images | folder | train/{a,b}/x.txt! | train/a: contains no images
+one image per class | folder | train/{cat,dog}/0.jpg | : .* too few
+other case in val | folder | train/{cat,dog}/0.jpg val/{Cat,Dog}/0.jpg | did you mean cat
+other case in test | folder | {cat,dog}/0.jpg test/{Cat,Dog}/0.jpg | did you mean cat
+another name of ImageNet | imagnet | | known: imagenet2012,
+a lost table | csv | | train.csv: cannot be read .*check the path
+class folders in place of a table | csv | {cat,dog}/0.jpg | train.csv.* -dataset=folder$
+"""
 # DATA.DATASET, a file and its content, a part of the error
 PATHS = r"""
 dataset | path | content | part
 csv | x.csv | PK\5\6\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0 | x.csv: is a ZIP archive.* CSV$  # or an archive of Kaggle's
 csv | x.txt | a.jpg big cat\nb.jpg big dog\n | x.txt:1: .* \(as all 2 rows\): .*or one word
 csv | x.csv | version https://git-lfs\n | x.csv:1:
+csv | x.csv | image_path,target\n | x.csv: .*lists no images
+csv | x.csv | image_path,target\nb.jpg,\n | x.csv:2: .*DATA.COLUMNS
+csv | x.csv | image_path,target\na.jpg,0\nb.jpg,cat\n | x.csv:3: .*'cat'
+csv | x.csv | image_path,target\na.jpg,0\nb.jpg,0.5\n | x.csv:3: .*0.5
+csv | x.csv | image_path,target\na.jpg,cat\nb.jpg,"[0, 3]"\n | x.csv:3: .*'\[0, 3\]'
+csv | x.csv | image_path,target\na.jpg,cat\nb.jpg,"{""choices"":[""cat"",""dog""]}"\n | x.csv:1: .*DATA.COLUMNS
 imagenet2012 | a.xlsx | PK | a.xlsx: is a workbook.* CSV$
 csv | a.ODS | PK | a.ODS: is a workbook.* CSV$
 folder | a.npz | PK | a.npz: .*docs/data.md#images-in-arrays
@@ -62,22 +57,11 @@ x.txt | a\0.\0j\0p\0g\0 | x.txt:1: 'a\\x00\.\\x00  # UTF-16
 """
 
 
-@mark.parametrize("case", FILES)
-def test_folders(case, tmp_path):
-    dataset, files, part = FILES[case]
-    for name, content in files.items():
-        write_image(tmp_path / name)
-        if content is not IMAGE:
-            (tmp_path / name).write_text(content)
+@each_row(FOLDERS)
+def test_folders(name, dataset, files, part, tmp_path):
+    tree(tmp_path, *files.split())
     with refused(part):
         read(tmp_path, dataset=dataset)
-
-
-@mark.parametrize("rows", ROWS)
-def test_rows(rows, tmp_path, cpu):
-    (tmp_path / "train.csv").write_text(f"{TABLE}{rows}\n")
-    with refused(ROWS[rows]):
-        read(tmp_path, "train", dataset="csv")
 
 
 def write(file, content):
@@ -87,7 +71,7 @@ def write(file, content):
 
 
 @each_row(PATHS)
-def test_paths(dataset, path, content, part, tmp_path, cpu):
+def test_paths(dataset, path, content, part, tmp_path):
     with refused(part):
         read(write(tmp_path / path, content), "train", dataset=dataset)
 
@@ -99,7 +83,7 @@ https://host/images.zip   | download it
 s3://bucket/shards        | -dataset=tar [^;]*; add it
 https://host/{0..9}.tar   | -dataset=tar [^;]*; add it
 """)
-def test_a_url(url, fix, cpu):
+def test_a_url(url, fix):
     with refused(f"^{re.escape(url)}: is a URL, [^\n]*{fix}"):
         read(url, "train", dataset="folder")
 
@@ -123,16 +107,15 @@ def test_folders_to_predict(tmp_path):
         assert fix in line_of(unlabelled, path, Data())
 
 
-def test_class_folders_have_no_other_root_of_images(tmp_path, cpu):
-    for name in FOLDERS:
-        write_image(tmp_path / name)
+def test_class_folders_have_no_other_root_of_images(tmp_path):
+    tree(tmp_path, "{cat,dog}/0.jpg")
     with refused(r"DATA\.IMAGE_ROOT.*-opts DATA\.IMAGE_ROOT=null"):
         read(tmp_path, "train", dataset="folder", image_root=str(tmp_path / "cat"))
     with refused(r"-dataset=folder -opts DATA\.IMAGE_ROOT=null"):
         read(tmp_path, "train", dataset="csv", image_root=str(tmp_path / "cat"))
 
 
-def test_a_misspelt_path_is_named(tmp_path, cpu):
+def test_a_misspelt_path_is_named(tmp_path):
     (tmp_path / "shapes").mkdir()
     write(tmp_path / "labels.csv", "path,label\n")
     for dataset, name, known in (("folder", "shape", "shapes"), ("csv", "lables.csv", "labels.csv")):
@@ -146,6 +129,6 @@ def test_a_misspelt_path_is_named(tmp_path, cpu):
 
 
 @mark.parametrize("dataset", [name for name in DATA_SETS if name not in ("digits", "fake") and "/" not in name])
-def test_a_missing_folder(dataset, tmp_path, cpu):
+def test_a_missing_folder(dataset, tmp_path):
     with refused(f"{tmp_path}/gone"):
         read(tmp_path / "gone", "train", dataset=dataset)

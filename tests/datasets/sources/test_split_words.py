@@ -2,7 +2,7 @@
 
 import re
 
-from conftest import each_row, line_of, told
+from conftest import each_row, line_of, refused, told
 from pytest import mark
 from source_helpers import answers_to, expand, names_of, options, read, rows_of, tree, typed, write_rows, write_table
 
@@ -50,6 +50,13 @@ def test_a_large_table_of_splits_beside_class_folders_is_a_question(tmp_path):
     rows = [f"image of another folder {n}.png,{('validation', 'training')[n % 2]}" for n in range(4000)]
     write_table(tree(tmp_path, *images) / "x.csv", [*rows, *(f"{path},test" for path in images)], "f,g")
     assert "x.csv" in line_of(read, tmp_path, dataset="folder")
+
+
+def test_a_class_without_rows_of_train_is_named_so(tmp_path):
+    words = {"label": [*"xy" * 9, "x", "c"], "split": ["train"] * 15 + ["val"] * 5}
+    file = write_rows(tmp_path, IMAGES, "labels.csv", "path,label,split", "{path},{label},{split}", **words)
+    with refused("labels.csv:21: .*'c' has no row of train"):
+        read(file)
 
 
 # The column, its values in turn, how many folds its note counts, if it has one
