@@ -27,7 +27,7 @@ from datasets.batch import PADDING
 from datasets.decoding.decode import LazyImage
 from datasets.sources.samples import Samples
 from engine.evaluation.files import EvaluationFiles
-from engine.evaluation.predictions import Predictions
+from engine.evaluation.predictions import Predictions, decision_names
 from engine.evaluation.results import SampleResults
 from utils.tables import read_csv_rows, safe_cell
 
@@ -184,6 +184,7 @@ def write(
     ranked=None,
     excel=False,
     json=True,
+    review=None,
 ) -> Predictions:
     """Writes predictions. Image 1 cannot be read; the target of image i is i.
 
@@ -207,7 +208,7 @@ def write(
     samples = Noise(list(names))
     samples.arrays = {"targets": np.arange(count)}
     options = Prediction(None if labelled else "photos", top_k, None, json, excel, threshold)
-    made = Predictions(folder, samples, list(classes), options, thresholds)
+    made = Predictions(folder, samples, list(classes), options, thresholds, None, review)
     files = [folder / "predictions.csv", *[folder / "predictions.json"] * json, *[folder / "predictions.xlsx"] * excel]
     assert made.write(results(), CPU) == files
     return made
@@ -312,6 +313,25 @@ def test_the_label_is_unknown_below_the_threshold(make, tmp_path, threshold, mul
     assert [len(image["predictions"]) for image in images] == [2, 0, 2]
 
 
+# The probabilities are 0.7, 0.4 and 0.1
+REVIEWS = """
+low | high | multi_label | needs_review
+0.3 | 0.5 | false | 'no'
+0.3 | 0.5 | true | 'yes'
+0.6 | 0.8 | false | 'yes'
+0.75 | 0.8 | true | 'no'
+"""
+
+
+@each_value(REVIEWS)
+def test_an_image_needs_a_review_if_its_best_class_or_one_of_several_labels_is_between(
+    make, tmp_path, low, high, multi_label, needs_review
+):
+    make(review=(low, high), thresholds=np.zeros(3) if multi_label else None)
+    found = [row["needs_review"] for row in read_csv_rows(tmp_path / "predictions.csv")]
+    assert found == [needs_review, "", needs_review]
+
+
 def test_no_column_has_the_name_of_a_class(make, tmp_path):
     make(threshold=0.5, top_k=None, classes=("Path", "label", "emu"), json=False)
     first, *_ = read_csv_rows(tmp_path / "predictions.csv")
@@ -326,6 +346,8 @@ def test_the_word_of_a_decision_is_the_name_of_no_class(make, tmp_path):
     assert labels == {"unknown (no class) (no class)"}
     assert "'unknown (no class) (no class)'" in line
     point = OperatingPoint(name="ill", label=0, specificity=0.9, threshold=0.0, group_threshold=1.0)
+    names = [decision_names(point, ["well", "ill"], is_multi_label)[0] for is_multi_label in (False, True)]
+    assert names == ["ill", "not ill"]  # the label of the point is 0
     made = Predictions(tmp_path, Noise(["a.jpg"]), ["ill", "not ill", "unclear"], PHOTOS, None, point)
     assert "ill of each image from p 0.5 on, for 90% specificity" in made.lines[0]  # there are no groups
     scores = np.full((1, 3), -1, np.float32)
