@@ -177,19 +177,16 @@ def write(
     folder,
     names=("./a.jpg", "b.jpg", "c.jpg"),
     classes=("cat", "dog", "emu"),
-    top_k=2,
-    labelled=True,
-    threshold=None,
     thresholds=None,
     ranked=None,
-    excel=False,
-    json=True,
     review=None,
+    **changes,
 ) -> Predictions:
     """Writes predictions. Image 1 cannot be read; the target of image i is i.
 
-    ranked: labels in order, by default ascending.
+    ranked: labels in order, by default ascending. changes: of the options.
     """
+    options = replace(Prediction(None, 2, None, True, False, None), **changes)
     count = len(names)
     labels = np.tile(np.array(range(len(classes)) if ranked is None else ranked, dtype=np.int32), (count, 1))
     probabilities = np.tile(np.linspace(0.7, 0.1, len(classes), dtype=np.float32), (count, 1))
@@ -207,10 +204,9 @@ def write(
 
     samples = Noise(list(names))
     samples.arrays = {"targets": np.arange(count)}
-    options = Prediction(None if labelled else "photos", top_k, None, json, excel, threshold)
     made = Predictions(folder, samples, list(classes), options, thresholds, None, review)
-    files = [folder / "predictions.csv", *[folder / "predictions.json"] * json, *[folder / "predictions.xlsx"] * excel]
-    assert made.write(results(), CPU) == files
+    is_there = {"csv": True, "json": options.json, "xlsx": options.excel}
+    assert made.write(results(), CPU) == [folder / f"predictions.{end}" for end in is_there if is_there[end]]
     return made
 
 
@@ -263,7 +259,7 @@ def test_the_table_of_a_prediction(make, tmp_path):
     plain = (tmp_path / "predictions.csv").read_bytes()
     make(excel=True)
     assert (tmp_path / "predictions.csv").read_bytes() == b"\xef\xbb\xbf" + plain  # for spreadsheets
-    make(labelled=False, top_k=1)
+    make(path="photos", top_k=1)
     header, first, *_ = (tmp_path / "predictions.csv").read_text().splitlines()
     assert (header, first) == ("path,class_1,probability_1,error", "a.jpg,cat,0.700000,")
     assert "class_3" in make(top_k=99).table()

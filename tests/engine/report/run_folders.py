@@ -28,6 +28,16 @@ FACTS_OF_RUN = (
 WARNING = "12 of 1000 classes have one training image, such as 'newt'"
 
 
+REPORT = "kind epoch step lr loss_scale skipped_steps grad_norm"
+EVALUATION = "kind epoch step val_loss val_top1 val_top5"
+EPOCH = """kind epoch step lr train_loss train_top1 images_per_second data_wait_share loss_scale skipped_steps
+peak_memory_bytes train_seconds"""
+
+
+def row_of(columns: str, *values: Any) -> dict[str, Any]:
+    return dict(zip(columns.split(), values, strict=True))
+
+
 def make_run(folder: Path, epochs: int = 3, options: Sequence[str] = (), **values: Any) -> Path:
     """A training run of digits. Epoch e has val_top1 10 e, val_loss 1 / e, and two reports. values: of `run.json`."""
     _write_options(folder, ["-dataset=digits"], options)
@@ -36,19 +46,12 @@ def make_run(folder: Path, epochs: int = 3, options: Sequence[str] = (), **value
     write_json(folder / "run.json", about | state | values)
     rows = []
     for epoch in range(1, epochs + 1):
-        position = {"epoch": epoch, "step": 20 * epoch}
-        for step in (20 * epoch - 10, 20 * epoch):
-            figures = {"lr": 0.1 / step, "loss_scale": 1.0, "skipped_steps": 0, "grad_norm": 1 + 1 / step}
-            rows.append({"kind": "report", "epoch": epoch, "step": step} | figures)
-        validation = {"val_loss": 1 / epoch, "val_top1": 10 * epoch, "val_top5": 20 * epoch}
-        rows.append({"kind": "evaluation"} | position | validation)
-        rows.append(
-            {"kind": "epoch"} | position | {
-                "lr": 0.1 / epoch, "train_loss": 2 / epoch, "train_top1": 5 * epoch, "images_per_second": 1000 + epoch,
-                "data_wait_share": 0.05 / epoch, "loss_scale": 1.0, "skipped_steps": 0, "peak_memory_bytes": 2e9,
-                "train_seconds": 60 * epoch
-            }
-        )  # fmt: skip
+        last = 20 * epoch
+        for step in (last - 10, last):
+            rows.append(row_of(REPORT, "report", epoch, step, 0.1 / step, 1.0, 0, 1 + 1 / step))
+        rows.append(row_of(EVALUATION, "evaluation", epoch, last, 1 / epoch, 10 * epoch, 20 * epoch))
+        figures = 0.1 / epoch, 2 / epoch, 5 * epoch, 1000 + epoch, 0.05 / epoch, 1.0, 0, 2e9, 60 * epoch
+        rows.append(row_of(EPOCH, "epoch", epoch, last, *figures))
     write_rows(folder, rows)
     write_facts(folder, FACTS_OF_RUN)
     return folder
@@ -70,6 +73,7 @@ def make_evaluation_run(folder: Path, names: Sequence[str] = ("cat", "dog", "fox
     return folder
 
 
+MISTAKES = "index path true predicted probability true_probability loss"
 CALIBRATION = """
 - {low: 0, high: 20, count: 0, confidence: '', accuracy: ''}
 - {low: 20, high: 40, count: 1, confidence: 30, accuracy: 15}
@@ -96,19 +100,16 @@ def add_evaluation(folder: Path, names: Sequence[str]):
     matrix = 3 * right + np.roll(right, 1, axis=1)
     tables = {
         "per_class": [
-            {"label": label, "class": name, "count": 4, "predicted": 4, "precision": "75", "recall": 75 + label / 100,
-             "f1": 75 - label / 100, "top1": 75 + label / 100, "top5": 100}
+            row_of("label class count predicted recall f1", label, name, 4, 4, 75 + label / 100, 75 - label / 100)
             for label, name in enumerate(names)
         ],
         "confused_pairs": [
-            {"true": true, "predicted": predicted, "count": 1, "share": 25}
-            for true, predicted in zip(names, following, strict=True)
+            row_of("true predicted count share", *pair, 1, 25) for pair in zip(names, following, strict=True)
         ],
         "calibration": parse_value(CALIBRATION),
         "coverage": parse_value(COVERAGE),
         "mistakes": [
-            {"index": index, "path": f"{index}.png", "true": names[index % number],
-             "predicted": following[index % number], "probability": 90, "true_probability": 5, "loss": 3.0}
+            row_of(MISTAKES, index, f"{index}.png", names[index % number], following[index % number], 90, 5, 3.0)
             for index in range(2, 6)
         ]
     }  # fmt: skip
