@@ -11,6 +11,7 @@ from conftest import (
     assert_same_state,
     cli,
     config_for,
+    each_row,
     eval_loader_for,
     noise_folder,
     only_run,
@@ -22,7 +23,7 @@ from conftest import (
     train_batches_for,
 )
 from PIL import Image
-from pytest import approx, fixture, mark, raises
+from pytest import approx, fixture, raises
 
 from configs.command_line import parse_command_line
 from datasets.batch import PADDING, Batch
@@ -127,7 +128,11 @@ def test_a_run_counts_and_lists_bad_images_and_resumes_bit_for_bit(image_folder,
     assert result["loss"] == approx(read_result(folder)["loss"], abs=1e-6)
 
 
-@mark.parametrize("split, words", [("train", "no training image of epoch 1"), ("val", "no image of the evaluation")])
+@each_row("""
+split | words
+train | no training image of epoch 1
+val   | no image of the evaluation
+""")
 def test_only_bad_images_are_an_error(image_folder, tmp_path, cpu, split, words):
     for path in (image_folder / split).rglob("*.png"):
         path.write_bytes(b"")

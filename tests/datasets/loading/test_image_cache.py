@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from conftest import assert_same_state, cli, config_for, samples_for, slow, train_batches_for
+from conftest import assert_same_state, cli, config_for, each_row, each_value, samples_for, slow, train_batches_for
 from pytest import MonkeyPatch, fixture, mark, raises
 
 from datasets.loading import image_cache
@@ -133,7 +133,7 @@ def test_a_cache_stops_growing_where_memory_is_scarce(root, cpu, monkeypatch):
     assert 0 < len({*read[1]} - NOT_KEPT) < len({*FILES} - NOT_KEPT)
 
 
-@mark.parametrize("reads, cache", [(len(FILES), "auto"), (10**6, "false")])
+@each_value("reads | cache\n16 | auto\n1000000 | 'false'")
 def test_a_run_that_reads_no_image_twice_has_no_cache(root, cpu, reads, cache):
     config = config_for(*cli(f"-dataset=folder -data_path={root} -batch_size=2 -opts DATA.CACHE={cache}"))
     (samples,) = samples_for(config, cpu, "train")
@@ -162,6 +162,6 @@ def test_an_interrupted_process_does_not_keep_the_lock(root, cpu, monkeypatch):
     assert subprocess.run([sys.executable, "-c", lock], check=False).returncode == 0
 
 
-@mark.parametrize("path", ["/proc/self/fd/0", "/proc/self/fd/999", "/dev/null"])
+@each_row("path\n/proc/self/fd/0\n/proc/self/fd/999\n/dev/null")
 def test_a_path_of_another_host_gives_no_cache(path):
     assert open_cache(path, "ampvit-0", 1, 3) is None

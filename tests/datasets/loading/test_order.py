@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 import torch
 from conftest import (
+    each_value,
     refused,
-    values_of,
 )
 from pytest import mark
 from timm.data.distributed_sampler import RepeatAugSampler
@@ -40,7 +40,11 @@ def test_the_order_is_a_function_of_seed_and_epoch(kind):
 
 
 @mark.parametrize("kind", KINDS)
-@mark.parametrize("global_batch, batch_sizes", [(8, {1: 4, 2: 4, 4: 2}), (24, {1: 8, 2: 2, 3: 4, 4: 6})])
+@each_value("""
+global_batch | batch_sizes              # numbers of ranks, each with a batch size
+8            | [[1, 4], [2, 4], [4, 2]]
+24           | [[1, 8], [2, 2], [3, 4], [4, 6]]
+""")
 def test_the_samples_of_a_step_depend_on_the_global_batch_alone(global_batch, batch_sizes, kind):
     """1,004 samples: 125 steps at a global batch of 8, on any number of ranks, with any batch size."""
 
@@ -54,7 +58,7 @@ def test_the_samples_of_a_step_depend_on_the_global_batch_alone(global_batch, ba
         return [sorted(map(tuple, step)) for step in by_step.tolist()]
 
     expected = steps(1, global_batch)
-    for world_size, batch_size in batch_sizes.items():
+    for world_size, batch_size in batch_sizes:
         assert steps(world_size, batch_size) == expected
     keys = [key for step in expected for key in step]
     if kind != "balanced":
@@ -72,7 +76,7 @@ def test_sampler_starts_anywhere(first_batch, kind):
 
 
 @mark.parametrize("world_size", [1, 2, 3])
-@mark.parametrize("num_samples, first", values_of("1|0\n7|0\n8|0\n24|0\n25|0\n25|8\n25|24\n25|25"))
+@each_value("num_samples | first\n1|0\n7|0\n8|0\n24|0\n25|0\n25|8\n25|24\n25|25")
 def test_an_evaluation_reads_each_sample_once_from_any_batch_on(num_samples, first, world_size):
     ranks = [list(EvalSampler(num_samples, 4, rank, world_size, first)) for rank in range(world_size)]
     keys = np.array(ranks).swapaxes(0, 1).reshape(-1, 3)
@@ -83,7 +87,7 @@ def test_an_evaluation_reads_each_sample_once_from_any_batch_on(num_samples, fir
     assert EvalSampler(num_samples, 4, 0, world_size, first).end(len(ranks[0])) == num_samples
 
 
-@mark.parametrize("num_samples, world_size, batch_size", [(1024, 4, 16), (300, 2, 10)])
+@each_value("num_samples | world_size | batch_size\n1024 | 4 | 16\n300 | 2 | 10")
 def test_repeated_augmentation_has_the_order_of_timms_sampler(num_samples, world_size, batch_size, monkeypatch):
     """Given the same permutation.
 

@@ -152,7 +152,7 @@ def test_number_of_workers_of_a_rank(in_memory, given, on_cpu, on_gpu):
     assert numbers == [on_cpu, on_gpu]
 
 
-@mark.parametrize("images, workers", [(8, 0), (24, 3), (800, 16)])
+@each_value("images | workers\n8 | 0\n24 | 3\n800 | 16")
 def test_no_worker_is_without_a_batch(images, workers):
     config = config_for("-opts", "DATA.BATCH_SIZE_EVAL=8")
     samples = FakeImages(images, 2, (8, 8))

@@ -66,30 +66,32 @@ def opened(store: FakeStore, cache: Path, shards: list[Shard] | None = None, lab
     return index, [*map(str, notes)], sorted(int(name[-5]) for name in store.streamed)
 
 
-def names_in(index) -> list[str]:
-    return list(strings_in(index.arrays, "names"))
+def rows_of(index) -> list:
+    """The shards, and the names and labels of their images."""
+    return [index.shards, list(strings_in(index.arrays, "names")), index.arrays["targets"].tolist()]
 
 
 def test_an_index_is_built_once_and_only_changed_shards_are_read_again(store, cache):
-    index, notes, read = opened(store, cache)
-    assert (notes, read) == ([], [0, 1, 2, 3])
-    assert index.shards == shards_of(store)
-    assert names_in(index) == [f"{number:06d}.jpg" for number in range(20)]
-    assert index.arrays["targets"].tolist() == [number % 7 for number in range(20)]
-    again, *told = opened(store, cache)
-    assert told == [[], []]
-    assert again.shards == index.shards
-    assert all((again.arrays[name] == index.arrays[name]).all() for name in index.arrays)
+    numbers = range(20)
+    rows = [shards_of(store), [f"{number:06d}.jpg" for number in numbers], [number % 7 for number in numbers]]
+    for expected in ([0, 1, 2, 3], []):
+        index, notes, read = opened(store, cache)
+        assert rows_of(index) == rows
+        assert notes == []
+        assert read == expected
     asked = shards_of(store)[2:0:-1]  # a part of them, in another order
     again, _, read = opened(store, cache, asked)
-    assert (again.shards, read) == (asked, [])
-    assert names_in(again)[::5] == ["000010.jpg", "000005.jpg"]
+    assert rows_of(again)[0] == asked
+    assert rows_of(again)[1][::5] == ["000010.jpg", "000005.jpg"]
+    assert read == []
     store.files["train-1.tar"] = tar_of(numbered(9, 5))
     changed = shards_of(store)
     changed[3] = changed[3]._replace(version="2")
     for expected in ([1, 3], []):
         index, _, read = opened(store, cache, changed)
-        assert (len(index), index.shards, read) == (24, changed, expected)
+        assert len(index) == 24
+        assert index.shards == changed
+        assert read == expected
 
 
 def test_labels_of_two_kinds_are_refused_and_not_stored(cache):
@@ -139,9 +141,9 @@ def test_a_damaged_index_is_built_again_with_a_note(store, cache, content):
     store.files[INDEX_NAME] = damaged
     again, notes, read = opened(store, cache)
     assert read == [0, 1, 2, 3]
-    assert len(again) == len(index)
+    assert rows_of(again) == rows_of(index)
     assert [note.split(": ")[:2] for note in notes] == [["Warning", str(path)], ["Warning", store.url(INDEX_NAME)]]
-    assert names_in(read_index(path.read_bytes(), "i")) == names_in(index)
+    assert rows_of(read_index(path.read_bytes(), "i")) == rows_of(index)
 
 
 def test_another_label_key_builds_the_index_again(cache):

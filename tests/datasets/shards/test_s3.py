@@ -39,10 +39,10 @@ def endpoint():
 def environment(monkeypatch, endpoint):
     for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_"))]:
         monkeypatch.delenv(name)
-    away = "127.0.0.1:9"  # not the endpoint of this machine
-    hosts = {"AWS_METADATA_ENDPOINT": f"http://{away}", "GCE_METADATA_HOST": away, "GCE_METADATA_IP": away}
-    for name, value in ({"AWS_ENDPOINT_URL": endpoint} | hosts).items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")  # not the endpoint of this machine
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
+    monkeypatch.setenv("GCE_METADATA_IP", "127.0.0.1:9")
     return monkeypatch
 
 

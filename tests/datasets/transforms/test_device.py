@@ -8,7 +8,7 @@ import numpy as np
 import timm.data.mixup as timm_mixup
 import torch
 from conftest import each_value
-from pytest import approx, mark
+from pytest import approx
 from scipy import stats
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
@@ -152,8 +152,13 @@ def test_a_label_that_is_unknown_of_one_image_is_unknown_in_the_mix():
     assert mixed[:, 4].tolist() == [1, 1]
 
 
-@mark.parametrize("box, weight", [((2, 9, 4, 17), 1 - 91 / 240), (None, 0.3)], ids=["cutmix", "mixup"])
-@mark.parametrize("is_last", [False, True], ids=["--no-prefetcher", "default"])
+@each_value("""
+is_last | box           | weight
+false   | [2, 9, 4, 17] | 0.6    # as with timm's -no-prefetcher
+false   |               | 0.3
+true    | [2, 9, 4, 17] | 0.6    # as by default
+true    |               | 0.3
+""")
 def test_the_order_of_erasing_and_mixup_is_the_one_of_timms_loaders(is_last, box, weight, monkeypatch):
     """With equal boxes, weight and noise. timm's default loader rounds a mixture to 8 bits."""
     data = Data(IMAGE_SIZE=[12, 20], IMAGENET_STD=[1.0, 1.0, 1.0])
@@ -181,7 +186,7 @@ def test_the_order_of_erasing_and_mixup_is_the_one_of_timms_loaders(is_last, box
     torch.testing.assert_close(our_targets, their_targets, rtol=1e-6, atol=1e-6)
 
 
-@mark.parametrize("size", [(15, 15), (16, 9)])
+@each_value("size\n[15, 15]\n[16, 9]")
 def test_boxes_of_even_and_odd_sides_equal_timms(size, monkeypatch):
     """Every side of a box, around centers at the border and inside; the shares follow from the pixels."""
     rows, columns = (np.unique(np.linspace(0, side - 1, 16).astype(int)) for side in size)

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import torch
-from conftest import assert_same_state, each_value, refused
+from conftest import assert_same_state, each_row, each_value, refused
 from PIL import Image
 from pytest import approx, mark
 from scipy import stats
@@ -157,7 +157,7 @@ def eval_crop(image: Tensor, **keys) -> Tensor:
     return build_eval_host_transform(Data(**keys))(LazyImage(image), 0, 0)[0]
 
 
-@mark.parametrize("resize, mode", [("crop", "center"), ("squash", "squash"), ("pad", "border")])
+@each_row("resize | mode\ncrop | center\nsquash | squash\npad | border")
 @mark.parametrize("crop_pct", [0.95, 0.6])
 @mark.parametrize("size", [225, (128, 33)])
 def test_the_modes_are_timms(resize, mode, crop_pct, size):
@@ -214,7 +214,7 @@ def test_random_crop_box_is_distributed_as_torchvisions(height, width, scale):
         assert stats.ks_2samp(ours, theirs).pvalue > 0.01
 
 
-@mark.parametrize("height, width", [(20, 3000), (7, 3)])
+@each_value("height | width\n20 | 3000\n7 | 3")
 def test_random_crop_box_falls_back_to_the_center(height, width):
     own, reference = draw_both(height, width, (1.0, 1.0), 3)
     assert (own == reference).all()

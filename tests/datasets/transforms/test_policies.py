@@ -10,7 +10,7 @@ import numpy as np
 import timm.data
 import timm.data.auto_augment
 import torch
-from conftest import GREY, assert_same_state, config_for, each_value, seeded
+from conftest import GREY, assert_same_state, config_for, each_row, each_value, seeded
 from PIL import Image, ImageEnhance, ImageOps
 from pytest import approx, mark, raises
 from scipy import stats
@@ -184,7 +184,7 @@ def safe_posterize(image: Image.Image, bits_to_keep: int, **_) -> Image.Image:
     return ImageOps.posterize(image, bits_to_keep) if bits_to_keep > 0 else Image.new(image.mode, image.size)
 
 
-@mark.parametrize("mode, interpolation", [("RGB", "bicubic"), ("L", "bilinear")])
+@each_row("mode | interpolation\nRGB | bicubic\nL | bilinear")
 @mark.parametrize("policy", POLICIES)
 def test_images_equal_timms_with_the_same_generators(policy, mode, interpolation, monkeypatch):
     for name in ("Posterize", "PosterizeIncreasing", "PosterizeOriginal"):
