@@ -49,9 +49,9 @@ def with_bytes(data: bytes, start: int, new: bytes) -> bytes:
 
 
 def png16(values: np.ndarray) -> bytes:
-    """A PNG of 16 bits, which Pillow does not write: gray and alpha, RGB or RGBA. values: (H, W, 2, 3 or 4)."""
-    height, width, channels = values.shape
-    header = struct.pack(">IIBBBBB", width, height, 16, {2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
+    """A PNG of 16 bits, which Pillow does not write. values: (H, W, 3)."""
+    height, width, _ = values.shape
+    header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
     parts = {b"IHDR": header, b"IDAT": zlib.compress(rows), b"IEND": b""}
     chunks = (struct.pack(">I", len(data)) + kind + data for kind, data in parts.items())
@@ -59,32 +59,20 @@ def png16(values: np.ndarray) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(map(bytes.__add__, chunks, sums))
 
 
-def tiff16(
-    values: np.ndarray,
-    photometric: int = 2,
-    is_planar: bool = False,
-    compression: int = 1,
-    extra: int = 2,
-) -> bytes:
-    """A TIFF of 16 bits, which Pillow does not write. values: (H, W, C). compression: 1: none, 8: zlib's.
+def tiff16(values: np.ndarray, photometric: int = 2, extra: int = 2) -> bytes:
+    """A TIFF of 16 bits, which Pillow does not write. values: (H, W, C).
 
     extra: the meaning of the fourth channel; 2: alpha.
     """
     height, width, channels = values.shape
-    planes = channels if is_planar else 1
-    data = (np.moveaxis(values, -1, 0) if is_planar else values).astype("<u2").tobytes()
+    data = values.astype("<u2").tobytes()
     tags = TiffImagePlugin.ImageFileDirectory_v2(prefix=b"II")
-    size = len(data) // planes
-    parts = [data[start : start + size] for start in range(0, len(data), size)]
-    if compression == 8:
-        parts = list(map(zlib.compress, parts))
-    ends = np.cumsum([0, *map(len, parts)]).tolist()
     for tag, value in {
-        256: width, 257: height, 258: (16,) * channels, 259: compression, 262: photometric, 277: channels, 278: height,
-        273: tuple(ends[:-1]), 279: tuple(map(len, parts)), 284: 1 + is_planar,
+        256: width, 257: height, 258: (16,) * channels, 259: 1, 262: photometric, 273: 0, 277: channels, 278: height,
+        279: len(data), 284: 1,
     }.items():  # fmt: skip
         tags[tag] = value
     if channels == 4:
         tags[338] = extra
     tags.save(file := io.BytesIO())
-    return file.getvalue() + b"".join(parts)
+    return file.getvalue() + data

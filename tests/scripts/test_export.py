@@ -1,11 +1,11 @@
 """scripts/export.py: each format gives the model's logits on validation images, with class names and preprocessing."""
 
+import base64
 import json
 import re
 import shutil
 import sys
 import zipfile
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +48,7 @@ from scripts.exporting import files, formats
 from scripts.exporting.run import _PROGRAMS, Reference, make_reference, replaced
 from scripts.exporting.run import export as write_export
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
-from tests.datasets.photo import png16, tiff16
+from tests.datasets.decoding.test_properties import CASES
 from utils.errors import UserError
 from utils.files import read_json, tensor_bytes
 from utils.tables import read_csv_rows
@@ -365,17 +365,14 @@ def test_the_pixels_of_the_client_are_the_pixels_of_an_evaluation(resize, size, 
             assert not steps_of(image.resize((size, size))).any()  # it needs no resize
 
 
-ENCODERS = [png16, tiff16, partial(tiff16, compression=8), partial(tiff16, is_planar=True)]
-
-
 def test_the_client_refuses_more_than_8_bits(tmp_path):
     preprocess = client_of_docs()
-    Image.fromarray(np.full((9, 9), 4095, np.uint16)).save(file := tmp_path / "photo.png")
-    contents = [encode(np.full((9, 9, channels), 4095)) for encode in ENCODERS for channels in (3, 4)]
-    for content in [file.read_bytes(), *contents]:
-        file.write_bytes(content)
+    deep = [case["data"] for case in CASES if "16 bits" in case["row"] and case["values"]]
+    assert deep
+    for data in deep:
+        (tmp_path / "photo").write_bytes(base64.b64decode(data))
         with raises(ValueError, match="more than 8 bits"):
-            preprocess(file, {"image_size": 9, "mean": [0.5], "std": [0.5]})
+            preprocess(tmp_path / "photo", {"image_size": 9, "mean": [0.5], "std": [0.5]})
 
 
 @mark.slow

@@ -131,25 +131,25 @@ def test_a_bug_in_a_worker_keeps_its_traceback():
 
 
 NUMBERS = """
-in_memory | given | on_cpu | on_gpu
-false | | 8 | 6
-false | 0 | 0 | 0
-true | | 0 | 6
-true | 3 | 3 | 3
+in_memory | given | device | workers
+false     |       | cpu    | 8
+false     |       | cuda   | 6
+false     | 0     | cpu    | 0
+false     | 0     | cuda   | 0
+true      |       | cpu    | 0
+true      |       | cuda   | 6
+true      | 3     | cpu    | 3
+true      | 3     | cuda   | 3
 """
 
 
 @each_value(NUMBERS)
-def test_number_of_workers_of_a_rank(in_memory, given, on_cpu, on_gpu):
+def test_number_of_workers_of_a_rank(in_memory, given, device, workers):
     data = Data(NUM_WORKERS=given)
     samples = Images()
     samples.in_memory = in_memory
-    reader = BatchReader(samples, data, build_eval_host_transform(data))
-    numbers = []
-    for device in ("cpu", "cuda"):
-        context = ProcessContext(0, 0, 2, 2, torch.device(device), core_share=CoreShare(8, "8 cores"))
-        numbers.append(num_workers(reader, context)[0])
-    assert numbers == [on_cpu, on_gpu]
+    context = ProcessContext(0, 0, 2, 2, torch.device(device), core_share=CoreShare(8, "8 cores"))
+    assert num_workers(BatchReader(samples, data, build_eval_host_transform(data)), context)[0] == workers
 
 
 @each_value("images | workers\n8 | 0\n24 | 3\n800 | 16")

@@ -81,7 +81,9 @@ train-0.tar notes/train.tar train.txt val/._0.tar x-test.tar | | {train: [train-
 def test_shards_in_a_folder_and_of_a_pattern(tmp_path, names, pattern, splits):
     make(tmp_path, *names.split())
     found = find(pattern or tmp_path)
-    assert (found.splits, found.class_names, found.label_key) == (splits, [], "")
+    assert found.splits == splits
+    assert not found.class_names
+    assert not found.label_key
 
 
 UNCLEAR = r"""

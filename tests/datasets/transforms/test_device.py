@@ -94,7 +94,8 @@ def test_the_boxes_are_filled_with_zeros_a_color_or_noise(mode, colors, deviatio
     """As in timm, the values of the noise have the mean 0 and the deviation 1."""
     erase = erase_of(24, RANDOM_ERASE_MODE=mode, RANDOM_ERASE_COUNT=3)
     torch.manual_seed(0)
-    erased = erase(torch.full((60, 3, 24, 24), 9.0), *erase.collate([[(2, 3, 10, 20)]] * 60))
+    box = (2, 3, 10, 20)
+    erased = erase(torch.full((60, 3, 24, 24), 9.0), *erase.collate([[box], [box, box]] * 30))
     inside = erased[..., 2:12, 3:23].clone()
     erased[..., 2:12, 3:23] = 9
     assert (erased == 9).all()
