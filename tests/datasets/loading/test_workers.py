@@ -43,9 +43,9 @@ class KeysOfBatches:
 
 
 class Images(FakeImages):
-    """Noise; reading the image 100 fails or hangs."""
+    """Noise. fault: is called to read the image 100."""
 
-    def __init__(self, fault="none"):
+    def __init__(self, fault=int):
         super().__init__(num_samples=400, num_classes=2, size=(8, 8))
         self.fault = fault
 
@@ -53,11 +53,17 @@ class Images(FakeImages):
         return self, KeysOfBatches(sampler)
 
     def open(self, index, channels):
-        if index == 100 and self.fault == "a bug":
-            raise RuntimeError("a bug")
-        if index == 100 and self.fault == "a hanging disk":
-            time.sleep(1000)
+        if index == 100:
+            self.fault()
         return super().open(index, channels)
+
+
+def hang():
+    time.sleep(1000)
+
+
+def bug():
+    raise RuntimeError("a bug")
 
 
 def loader_of(
@@ -101,7 +107,7 @@ class LargeMessages(Images):
     "samples, workers, sent, line",
     [
         (Images(), 2, signal.SIGBUS, r"worker \d+ was killed by SIGBUS, .*/dev/shm .*--shm-size"),
-        (Images("a hanging disk"), 2, None, HANGING),
+        (Images(hang), 2, None, HANGING),
         (LargeMessages(), 1, signal.SIGKILL, r"\d+ was killed by SIGKILL"),
         (LargeMessages(), 1, signal.SIGSTOP, HANGING),
     ],
@@ -127,7 +133,7 @@ def test_a_worker_that_is_killed_stopped_or_hangs(samples, workers, sent, line):
 @mark.slow
 def test_a_bug_in_a_worker_keeps_its_traceback():
     with raises(RuntimeError, match=r"(?s)Original Traceback.*test_workers.py.*a bug"):
-        list(loader_of(Images("a bug"), workers=1))
+        list(loader_of(Images(bug), workers=1))
 
 
 NUMBERS = """

@@ -8,10 +8,10 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from conftest import assert_same_state, only_run, states
 from faults.processes import MULTI, SINGLE, Running, finish
@@ -81,7 +81,8 @@ def _of_training(phase: str, target: str, ranks: int) -> Fault:
             assert_same_state(states(runs[0]), _undisturbed(ranks))
         return _left(scene)
 
-    return _fault(phase, target, ranks, script, _PHASES[phase], partial(_training, ranks), again, status, state)
+    words = partial(_training, ranks)
+    return _fault(phase, target, ranks, _PHASES[phase], words, script=script, check=again, status=status, state=state)
 
 
 def _of_command(command: str, target: str, ranks: int, script: str, slow: str, words: Provoke) -> Fault:
@@ -89,31 +90,18 @@ def _of_command(command: str, target: str, ranks: int, script: str, slow: str, w
         finish(scene, script, words(scene), "again")
         return _left(scene)
 
-    return _fault(command, target, ranks, script, slow, words, again, _STATUS[target])
+    return _fault(command, target, ranks, slow, words, script=script, check=again, status=_STATUS[target])
 
 
-def _fault(
-    phase: str,
-    target: str,
-    ranks: int,
-    script: str,
-    slow: str,
-    words: Provoke,
-    again: Callable[[Scene], list[str]],
-    status: tuple[int, ...],
-    state: str | None = None,
-) -> Fault:
+def _fault(phase: str, target: str, ranks: int, slow: str, words: Provoke, **more: Any) -> Fault:
     return Fault(
         f"{phase}: {target}, {ranks} rank{'s' * (ranks > 1)}",
         words,
         "rank 1" if target == "SIGKILL of rank 1" else None,
-        status,
-        script,
-        partial(_send, target, slow.split()[-1].split(":")[1]),
-        state,
-        {"PYTHONPATH": str(Path(__file__).parent / "slowed"), "SLOWED": slow, "SLOWED_FOLDER": "."},
-        check=again,
+        act=partial(_send, target, slow.split()[-1].split(":")[1]),
+        environment={"PYTHONPATH": str(Path(__file__).parent / "slowed"), "SLOWED": slow, "SLOWED_FOLDER": "."},
         may_leave_temporary=target not in _ENDS,
+        **more,
     )
 
 
