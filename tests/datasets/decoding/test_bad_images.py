@@ -26,7 +26,7 @@ from PIL import Image
 from pytest import approx, fixture, raises
 
 from configs.command_line import parse_command_line
-from datasets.batch import PADDING, Batch
+from datasets.batch import PADDING
 from datasets.decoding.images import BadImage
 from engine.commands.run import run
 from engine.run.record import read_run
@@ -93,7 +93,7 @@ def test_it_does_not_change_loss_and_gradient_and_is_not_mixed(image_folder, tmp
         return {"loss": loss} | {name: value.grad.clone() for name, value in model.named_parameters()}
 
     drawn = {"affine": (batch.drawn["affine"][0][there],)}
-    without = Batch(batch.images[there], batch.targets[there], batch.samples, drawn, batch.bad)
+    without = batch._replace(images=batch.images[there], targets=batch.targets[there], drawn=drawn)
     noise = torch.where(there[:, None, None, None], batch.images, torch.randint_like(batch.images, 255))
     whole = results(batch)
     for other in (without, batch._replace(images=noise)):

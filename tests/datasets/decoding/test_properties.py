@@ -4,6 +4,7 @@
 
 import base64
 import json
+from unittest.mock import Mock
 
 import numpy as np
 from conftest import ROOT
@@ -61,13 +62,12 @@ def test_each_row_of_the_page_has_a_file():
 
 
 def test_the_header_of_a_tiff_alone_is_read_once_more(monkeypatch, tmp_path):
-    opened = []
-    monkeypatch.setattr(decode, "TiffHeader", lambda file: opened.append(file) or TiffHeader(file))
+    monkeypatch.setattr(decode, "TiffHeader", opened := Mock(wraps=TiffHeader))
     monkeypatch.setattr(images, "TiffHeader", None)  # a call would fail: no pages are reported
     for number, data in enumerate(KINDS.values()):
         decode_image(data, 3)
         (tmp_path / str(number)).write_bytes(data)
         has_frames(str(tmp_path / str(number)))
-    assert not opened
+    assert not opened.called
     decode_image(tiff16(np.ones((4, 5, 1)), photometric=1), 3)
-    assert len(opened) == 1
+    assert opened.call_count == 1

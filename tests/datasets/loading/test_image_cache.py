@@ -153,8 +153,9 @@ def test_memory_and_descriptors_are_released(root, cpu):
 
 def test_an_interrupted_process_does_not_keep_the_lock(root, cpu, monkeypatch):
     """Other ranks wait for it, and this one for them in a collective, before it ends."""
-    (samples,) = samples_for(config_for("-dataset=folder", f"-data_path={root}"), cpu, "train")
-    cache_images([samples], config_for("-opts", "DATA.CACHE=true").data, 0, cpu)
+    config = config_for(*cli(f"-dataset=folder -data_path={root} -opts DATA.CACHE=true"))
+    (samples,) = samples_for(config, cpu, "train")
+    cache_images([samples], config.data, 0, cpu)
     monkeypatch.setattr(samples.cache, "_table", None)  # as a signal, an error within the lock
     with raises(TypeError):
         samples.cache._add(0, torch.zeros(3, 2, 2, dtype=torch.uint8))

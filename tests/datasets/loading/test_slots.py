@@ -5,12 +5,13 @@ import gc
 import math
 import pickle
 import weakref
+from itertools import count
 from multiprocessing.reduction import ForkingPickler
 from unittest.mock import MagicMock, call
 
 import torch
-from conftest import assert_same_state, config_for, refused, samples_for, train_batches_for
-from pytest import mark, param
+from conftest import assert_same_state, cli, config_for, refused, samples_for, slow, train_batches_for
+from pytest import mark
 from test_workers import CPU, Images, short_polls  # noqa: F401
 from torch import Tensor
 
@@ -35,13 +36,13 @@ class SomeBad(Images):
         return super().open(index, channels)
 
 
-def loader_of(workers: int, num_samples: int = 106) -> Loader:
+def loader_of(workers: int) -> Loader:
     data = Data(IMAGE_SIZE=8, NUM_WORKERS=workers, ON_BAD_IMAGE="skip")
     reader = BatchReader(SomeBad(), data, build_eval_host_transform(data))
-    return Loader(reader, EvalSampler(num_samples, 4), CPU, None)
+    return Loader(reader, EvalSampler(106, 4), CPU, None)
 
 
-@mark.parametrize("workers", [1, param(3, marks=mark.slow)])
+@mark.parametrize("workers", [1, slow(3)])
 def test_two_batches_can_be_held_all_others_are_poisoned_and_the_memory_is_released(workers):
     """Over several iterations of the same workers; a batch is also poisoned while it is in use, as by a transform."""
     expected = list(loader_of(0))
@@ -67,14 +68,12 @@ def test_two_batches_can_be_held_all_others_are_poisoned_and_the_memory_is_relea
 def test_full_shared_memory_is_found_for_training_and_evaluation_before_a_worker_starts(monkeypatch):
     """The second loader finds no room; the line has the bytes of both, for all ranks of the host."""
     new = torch.UntypedStorage._new_shared
-    made = []
+    loaders = count()
+    line = "unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)"
 
     def full(size):
-        if made:
-            raise RuntimeError(
-                "unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)"
-            )
-        made.append(size)
+        if next(loaders):
+            raise RuntimeError(line)
         return new(size)
 
     monkeypatch.setattr(torch.UntypedStorage, "_new_shared", full)
@@ -101,21 +100,13 @@ def test_drawn_parameters_of_any_type_arrive(dtype):
     assert received.images.data_ptr() == slots.images[0, 1].data_ptr()
 
 
-OPTIONS = [
-    "DATA.AFFINE_DEGREES=10",
-    "TRAIN.RANDOM_ERASE_PROB=0.9",
-    "DATA.IMAGE_SIZE=16",
-    "DATA.BATCH_SIZE=4",
-    "TRAIN.NUM_EPOCHS=1",
-]
+OPTIONS = "DATA.AFFINE_DEGREES=10 TRAIN.RANDOM_ERASE_PROB=0.9 DATA.IMAGE_SIZE=16 DATA.BATCH_SIZE=4 TRAIN.NUM_EPOCHS=1"
 TENSORS = 5  # of a batch: images, targets, affine maps; positions and boxes of random erasing
 
 
-def batches_on(context: ProcessContext, *flags: str):
-    config = config_for("-dataset=fake", *flags, "-opts", *OPTIONS)
-    host = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
-    (samples,) = samples_for(config, host, "train")
-    return train_batches_for(config, samples, context)
+def batches_on(context: ProcessContext, workers: int):
+    config = config_for(*cli(f"-dataset=fake -num_workers={workers} -opts {OPTIONS}"))
+    return train_batches_for(config, *samples_for(config, CPU, "train"), context)
 
 
 def test_a_batch_is_used_after_its_copies(monkeypatch):
@@ -130,7 +121,7 @@ def test_a_batch_is_used_after_its_copies(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
     monkeypatch.setattr(Tensor, "to", copy)
     monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: cuda.record_stream())
-    batches = batches_on(ProcessContext(0, 0, 1, 1, torch.device("cuda:0")), "-num_workers=0")
+    batches = batches_on(ProcessContext(0, 0, 1, 1, torch.device("cuda:0")), 0)
     cuda.reset_mock()
     batch = next(batches)
     assert batch.copied is cuda.Event(enable_timing=True)
@@ -146,8 +137,7 @@ def test_a_batch_is_used_after_its_copies(monkeypatch):
 @mark.gpu
 @mark.parametrize("workers", [0, 2])
 def test_batches_on_a_gpu_equal_those_on_the_cpu(cpu, gpu, workers):
-    flags = [f"-num_workers={workers}"]
-    for _, on_cpu, on_gpu in zip(range(20), batches_on(cpu, *flags), batches_on(gpu, *flags), strict=False):
+    for _, on_cpu, on_gpu in zip(range(20), batches_on(cpu, workers), batches_on(gpu, workers), strict=False):
         tensors = (on_gpu.images, on_gpu.targets, *on_gpu.drawn["affine"], *on_gpu.drawn["erase"])
         assert {tensor.device for tensor in tensors} == {gpu.device}
         copied = tree_map_only(Tensor, Tensor.cpu, on_gpu)

@@ -57,8 +57,8 @@ def test_one_line_for_what_is_not_supported(data_path, problem):
     assert "hunter2" not in message
 
 
-def make(folder, *names):
-    for name in names:
+def make(folder, names):
+    for name in names.split():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
 
@@ -79,7 +79,7 @@ train-0.tar notes/train.tar train.txt val/._0.tar x-test.tar | | {train: [train-
 
 @each_value(SPLITS)
 def test_shards_in_a_folder_and_of_a_pattern(tmp_path, names, pattern, splits):
-    make(tmp_path, *names.split())
+    make(tmp_path, names)
     found = find(pattern or tmp_path)
     assert found.splits == splits
     assert not found.class_names
@@ -96,7 +96,7 @@ a.tar.gz | not compressed
 
 @each_row(UNCLEAR)
 def test_folders_without_clear_shards(tmp_path, names, problem):
-    make(tmp_path, *names.split())
+    make(tmp_path, names)
     with refused(problem):
         find(tmp_path)
 
@@ -116,7 +116,7 @@ INFO = {"splits": SHARDS, "class_names": ["cat", "Ha\u0308her"]}
 
 
 def test_info_of_timm(tmp_path):
-    make(tmp_path, "t-0.tar", "t-1.tar", "v.tar", "not-listed.tar")
+    make(tmp_path, "t-0.tar t-1.tar v.tar not-listed.tar")
     (tmp_path / "_info.json").write_text(json.dumps(INFO))
     with range_server(tmp_path) as server:
         for root in (tmp_path, server.url):

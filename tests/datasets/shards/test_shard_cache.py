@@ -3,6 +3,7 @@ import fcntl
 import multiprocessing
 import os
 import resource
+from contextlib import suppress
 
 import numpy as np
 from pytest import fixture, mark
@@ -29,20 +30,15 @@ def server(tmp_path):
 
 
 @fixture
-def store(server):
-    return ShardStore(server.url, timeout_seconds=4)
+def cache(tmp_path, server):
+    return ShardCache(tmp_path / "cache/shards", 10**7, ShardStore(server.url, timeout_seconds=4))
 
 
 @fixture
-def shards(server, store):
-    shards = store.head([f"{number}.tar" for number in range(6)])
+def shards(server, cache):
+    shards = cache.store.head([f"{number}.tar" for number in range(6)])
     server.requests.clear()
     return shards
-
-
-@fixture
-def cache(tmp_path, store):
-    return ShardCache(tmp_path / "cache/shards", 10**7, store)
 
 
 @fixture
@@ -60,12 +56,9 @@ def cached(cache, shards) -> list[int]:
     """The numbers of the shards in the cache, whose content is the content of their source."""
     found = []
     for number, shard in enumerate(shards):
-        try:
-            with cache.open(shard) as file:
-                assert file.read() == str(number).encode() * SIZE
-        except FileNotFoundError:
-            continue
-        found.append(number)
+        with suppress(FileNotFoundError), cache.open(shard) as file:
+            assert file.read() == str(number).encode() * SIZE
+            found.append(number)
     return found
 
 

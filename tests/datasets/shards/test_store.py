@@ -1,4 +1,3 @@
-import os
 import shutil
 import ssl
 import subprocess
@@ -17,15 +16,10 @@ NAME = "train/a b#é%20.tar"  # characters that a URL must escape
 
 
 @fixture
-def folder(tmp_path):
+def server(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / NAME).write_bytes(DATA)
-    return tmp_path
-
-
-@fixture
-def server(folder):
-    with range_server(folder) as server:
+    with range_server(tmp_path) as server:
         yield server
 
 
@@ -43,9 +37,10 @@ def whole(store: ShardStore, **state) -> bytes:
 
 
 @mark.parametrize("is_local", [True, False])
-def test_bytes_of_files(folder, server, is_local):
-    store = ShardStore(str(folder) if is_local else server.url, timeout_seconds=2)
-    version = f"mtime-{os.stat(folder / NAME).st_mtime_ns}" if is_local else etag(folder / NAME)
+def test_bytes_of_files(server, is_local):
+    path = server.folder / NAME
+    store = ShardStore(str(server.folder) if is_local else server.url, timeout_seconds=2)
+    version = f"mtime-{path.stat().st_mtime_ns}" if is_local else etag(path)
     shard = Shard(NAME, len(DATA), version)
     assert store.head([NAME, NAME]) == [shard, shard]
     assert whole(store) == whole(store, version=version) == DATA

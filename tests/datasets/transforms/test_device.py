@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import timm.data.mixup as timm_mixup
 import torch
-from conftest import each_value
+from conftest import each_value, seeded
 from pytest import approx
 from scipy import stats
 from timm.data.random_erasing import RandomErasing
@@ -117,8 +117,7 @@ def mixup_of(options: dict) -> Mixup:
 
 
 def batch_of(count: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn((count, 3, 12, 20), generator=generator), torch.arange(count) % 5
+    return torch.randn((count, 3, 12, 20), generator=seeded(0)), torch.arange(count) % 5
 
 
 def timms(kind: type[timm_mixup.Mixup], weight, box, monkeypatch) -> timm_mixup.Mixup:
