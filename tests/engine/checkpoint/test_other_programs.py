@@ -11,7 +11,18 @@ from unicodedata import normalize
 import safetensors.torch
 import timm
 import torch
-from conftest import CPU, assert_same_state, cells_of, cli, config_for, each_value, line_of, of_module, refused
+from conftest import (
+    CPU,
+    assert_same_state,
+    cells_of,
+    cli,
+    config_for,
+    each_row,
+    each_value,
+    line_of,
+    of_module,
+    refused,
+)
 from pytest import approx, mark
 from timm import create_model
 from timm.data import create_transform, resolve_data_config
@@ -50,10 +61,10 @@ def built(config: Config) -> nn.Module:
     return build_eval_model(config, CPU).fp32.eval()
 
 
-@mark.parametrize("options, key", [(["-opts", "MODEL.WEIGHTS_ENTRY=raw"], "model"), ([], "state_dict_ema")])
+@each_row("options | key\n-opts MODEL.WEIGHTS_ENTRY=raw | model\n | state_dict_ema")
 def test_timm_and_this_program_read_the_raw_weights_and_the_average(checkpoint, options, key):
     expected = load_checkpoint(checkpoint)[key]
-    model = built(evaluated(checkpoint, *options))
+    model = built(evaluated(checkpoint, *cli(options)))
     assert_same_state(load_state_dict(str(checkpoint), use_ema=not options), expected)
     assert_same_state(dict(model.state_dict()), expected)
     assert read_record(str(checkpoint)).class_names == list("0123456789")
@@ -238,7 +249,7 @@ def test_an_argument_that_cannot_be_followed_is_named(given, key, saved):
         evaluated(path)
 
 
-@mark.parametrize("given", [{"bn_eps": 0.1}, {"model_kwargs": {"deepness": 9}}])
+@each_value("given\n{bn_eps: 0.1}\n{model_kwargs: {deepness: 9}}")
 def test_an_argument_that_cannot_be_followed_is_left_out_as_advised(given, saved):
     args = Namespace(model="resnet10t", crop_pct=0.6, **given)
     path = saved({"state_dict": create_model("resnet10t").state_dict(), "args": args})

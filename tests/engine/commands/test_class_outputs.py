@@ -7,7 +7,9 @@ import json
 import re
 import shutil
 from argparse import Namespace
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,10 +76,12 @@ def logits_of(model: nn.Module, pixels: np.ndarray) -> Tensor:
     return model((torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5)
 
 
-def figures(model: nn.Module, pixels: np.ndarray, outputs: list[int]) -> list[float]:
+def figures(model: nn.Module, pixels: np.ndarray, outputs: Iterable[int]) -> Any:
+    """Top-1 and loss of two images of each class."""
     logits = logits_of(model, pixels)
-    targets = torch.tensor(outputs).repeat_interleave(2)
-    return [100 * (logits.argmax(1) == targets).double().mean().item(), cross_entropy(logits, targets).item()]
+    targets = torch.tensor([*outputs]).repeat_interleave(2)
+    top1 = 100 * (logits.argmax(1) == targets).double().mean().item()
+    return approx([top1, cross_entropy(logits, targets).item()], abs=1e-4)
 
 
 def evaluate(folder: Path, data: Path, *options: str, weights: str = "12.pth", dataset: str = "folder") -> list[float]:
@@ -99,13 +103,12 @@ def test_each_fix_of_an_unclear_order_is_right(names, folder, tmp_path):
     error = line_of(evaluate, folder, tmp_path, weights=weights)
     fixes = re.findall(r"(\w+) \((timm|torchvision)\)", error)
     orders = {"timm": sorted(names, key=natural_key), "torchvision": sorted(names)}
-    expected = {program: figures(model, pixels, list(map(order.index, names))) for program, order in orders.items()}
-    assert expected["timm"] != expected["torchvision"]
+    expected = {program: figures(model, pixels, map(order.index, names)) for program, order in orders.items()}
+    assert orders["timm"] != orders["torchvision"]
     assert {program for _, program in fixes} == orders.keys()
     (folder / "a.txt").write_text("\n".join(orders["timm"]))
     for value, program in [*fixes, (folder / "a.txt", "timm")]:
-        found = evaluate(folder, tmp_path, f"DATA.CLASSES={value}", weights=weights)
-        assert found == approx(expected[program], abs=1e-4)
+        assert evaluate(folder, tmp_path, f"DATA.CLASSES={value}", weights=weights) == expected[program]
 
 
 LISTS = {
@@ -127,13 +130,13 @@ def test_orders_that_all_programs_share_need_no_key(folder, tmp_path):
     names = [f"{number:02}" for number in range(12)]
     model = write_weights(folder, 12)
     pixels = write_images(tmp_path, names)
-    assert evaluate(folder, tmp_path) == approx(figures(model, pixels, list(range(12))), abs=1e-4)
+    assert evaluate(folder, tmp_path) == figures(model, pixels, range(12))
     (tmp_path / "00").rename(tmp_path.with_name("away"))
     with refused(r"12 outputs, and the data 11 classes; set DATA\.CLASSES to"):
         evaluate(folder, tmp_path)
     (folder / "all.txt").write_text("\n".join(names))
     found = evaluate(folder, tmp_path, f"DATA.CLASSES={folder / 'all.txt'}")
-    assert found == approx(figures(model, pixels[2:], list(range(1, 12))), abs=1e-4)
+    assert found == figures(model, pixels[2:], range(1, 12))
 
 
 def test_english_names_of_imagenet_in_the_file_are_wordnet_ids(folder, tmp_path):
@@ -142,7 +145,7 @@ def test_english_names_of_imagenet_in_the_file_are_wordnet_ids(folder, tmp_path)
     model = write_weights(folder / "english", 1000, label_names=info.label_descriptions())
     pixels = write_images(tmp_path, WORDNET[:4])
     expected = figures(model, pixels, [info.label_names().index(name) for name in WORDNET[:4]])
-    assert evaluate(folder / "english", tmp_path, weights="hf") == approx(expected, abs=1e-4)
+    assert evaluate(folder / "english", tmp_path, weights="hf") == expected
 
 
 @mark.slow
@@ -153,14 +156,12 @@ def test_folders_of_imagenet_classes(tmp_path):
     data = tmp_path / "data"
     pixels = write_images(data, names)
     outputs = [ImageNetInfo().label_names().index(name) for name in WORDNET]
-    expected = figures(model, pixels, outputs)
-    assert evaluate(tmp_path, data, weights="1000.pth") == approx(expected, abs=1e-4)
+    assert evaluate(tmp_path, data, weights="1000.pth") == figures(model, pixels, outputs)
     (table,) = tmp_path.glob("out*/eval*/evaluation/per_class.csv")
     assert {row["class"] for row in read_csv_rows(table)} >= {*names}  # as the folders are named
     english = ["tench", "Carassius auratus", "flamingo", "church_building", "Toilet Paper"]
     pixels = write_images(tmp_path / "english", english)
-    expected = figures(model, pixels, outputs)
-    assert evaluate(tmp_path, tmp_path / "english", weights="1000.pth") == approx(expected, abs=1e-4)
+    assert evaluate(tmp_path, tmp_path / "english", weights="1000.pth") == figures(model, pixels, outputs)
     (tmp_path / "english/flamingo").rename(tmp_path / "english/crane")  # a bird and a machine
     with refused(r"is of imagenet-1k: 'crane': no .* name of one class of it; set DATA\.CLASSES"):
         evaluate(tmp_path, tmp_path / "english", weights="1000.pth")
@@ -175,8 +176,7 @@ def shuffled(names: list[str]) -> dict[str, str]:
 def test_names_in_config_json(names, folder, tmp_path):
     model = write_weights(folder, 12, label_names=names)
     pixels = write_images(tmp_path, NUMBERS)
-    expected = figures(model, pixels, list(range(12)))
-    assert evaluate(folder, tmp_path, weights="hf") == approx(expected, abs=1e-4)
+    assert evaluate(folder, tmp_path, weights="hf") == figures(model, pixels, range(12))
 
 
 def test_incomplete_names_in_config_json(folder, tmp_path):
@@ -185,7 +185,7 @@ def test_incomplete_names_in_config_json(folder, tmp_path):
     del partial["4"]
     model = write_weights(folder, 12, label_names=partial)
     pixels = write_images(tmp_path / "data", NUMBERS)
-    expected = approx(figures(model, pixels, list(range(12))), abs=1e-4)
+    expected = figures(model, pixels, range(12))
     with refused(r"12 outputs, .*; set DATA\.CLASSES"):
         evaluate(folder, tmp_path / "data", weights="hf")
     assert set(predicted(tmp_path, f"-pretrained={folder / 'hf'}")) == {*NUMBERS, "4 (3)", "4 (4)"} - {"4", "5"}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import config_for, each_value
+from conftest import cli, config_for, each_row, each_value
 from fake_gpu import CONTEXT
 from pytest import fixture, importorskip, mark
 
@@ -35,11 +35,18 @@ def test_the_steps_to_come_save_more_than_compiling_costs(level):
     assert 50 < limit < 200
 
 
-@mark.parametrize("options", [
-    ("SEED=1",), (*AMP, "AMP.LEVEL=O3"), (*AMP, "DETERMINISTIC=true"), (*AMP, "PARALLEL.STRATEGY=fsdp")
-])  # fmt: skip
+UNMEASURED = """
+options
+SEED=1
+AMP.ENABLED=true AMP.LEVEL=O3
+AMP.ENABLED=true DETERMINISTIC=true
+AMP.ENABLED=true PARALLEL.STRATEGY=fsdp
+"""
+
+
+@each_row(UNMEASURED)
 def test_without_a_measured_gain_nothing_is_compiled(options):
-    assert chosen(LONG, *options) == "auto"
+    assert chosen(LONG, *cli(options)) == "auto"
     assert not follow_facts(config_for(), LONG).train.compiles
 
 

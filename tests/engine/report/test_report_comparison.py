@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from conftest import cells_of, cli, refused
+from conftest import cells_of, cli, each_value, refused, values_of
 from numpy.random import default_rng
 from pytest import approx, fixture, mark
 from run_folders import Reader, add_evaluation, make_evaluation_run, make_run, update_json, write_facts, write_rows
@@ -100,7 +100,7 @@ def test_evaluations_and_failed_and_unfinished_runs_are_compared_too(tmp_path, c
     assert page.text.index("killed 20.00%") < page.text.index("87.50%")
 
 
-@mark.parametrize("wrong", ["x", ["x"], {"x": {}}, 10**30])
+@each_value("wrong\nx\n[x]\n{x: {}}\n1000000000000000000000000000000")
 def test_a_record_with_wrong_types_does_not_hide_the_other_runs(tmp_path, compare, wrong):
     """Who compares a folder of many runs, one of them edited or written by a script, got a traceback and no page."""
     for key in read_json(make_run(tmp_path / "good", 2) / "run.json"):
@@ -180,9 +180,9 @@ def test_csv_has_all_digits_and_all_options(tmp_path, capsys):
     assert printed.err == f"Page: {tmp_path / 'compare.html'}\n"
 
 
-@mark.parametrize("columns, shown", [("80", 100), ("400", 400)], ids=["narrow", "wide"])
+@each_value("columns | shown\n80 | 100\n400 | 400")
 def test_the_table_fits_the_terminal_and_names_what_it_leaves_out(columns, shown, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("COLUMNS", f"{columns}")
     keys = [f"TRAIN.{key}=0.125" for key in ("BASE_LR", "END_LR", "SMOOTHING", "MIXUP_ALPHA", "MIXUP_PROB")]
     result = {"top1": 30.0, "test": {"top1": 25.0}, "pixel_baseline": 20.0, "probe_score": 20.0, "train_seconds": 9.0}
     make_run(tmp_path / ("a" * 60), 3, keys, result=result, state="failed", message="out of memory " * 9)
@@ -235,6 +235,12 @@ def test_seeds_whose_best_epoch_is_one_probe_are_not_compared(epoch, tmp_path, c
     assert any("epoch 0" in line for line in problems) == (epoch == 0)
 
 
+def groups_of(folder: Path) -> list[dict[str, str]]:
+    """The groups of all runs in the folder."""
+    assert main([str(folder)]) == 0
+    return read_csv_rows(folder / "groups.csv")
+
+
 def test_groups_have_means_and_deviations(tmp_path, capsys):
     """Two seeds and three folds of each rate; each fold has 12 validation images of its own."""
     scores = {0.01: [50, 61, 72, 53, 64, 75.5], 0.02: [40, 40, 40, 40, 40, 43]}
@@ -245,8 +251,7 @@ def test_groups_have_means_and_deviations(tmp_path, capsys):
         result = {"top1": score, "test": {"top1": score / 2}}
         folder = make_run(tmp_path / f"{rate}-{seed}-{fold}", 2, keys, result=result)
         write_facts(folder, [TrainingData(24, 12, 0, 3, 3, f"fold {fold}")])
-    assert main([str(tmp_path)]) == 0
-    rows = read_csv_rows(tmp_path / "groups.csv")
+    rows = groups_of(tmp_path)
     assert [row["TRAIN.BASE_LR"] for row in rows] == ["0.01", "0.02"]  # the best run first
     for row, values in zip(rows, scores.values(), strict=True):
         assert (row["runs"], row["metric"]) == ("6", "top1")
@@ -262,12 +267,11 @@ def test_groups_have_means_and_deviations(tmp_path, capsys):
 
 def test_runs_are_grouped_by_the_options_that_were_given(tmp_path, capsys):
     """Rules derive other epochs for each fold: one mean; of epochs that were given: no mean, and why."""
-    for fold, (epochs, score) in enumerate([(9, 84.0), (6, 55.0), (10, 86.0)]):
+    for fold, (epochs, score) in enumerate(values_of("9 | 84.0\n6 | 55.0\n10 | 86.0")):
         keys = cli(f"DATA.FOLDS=3 DATA.FOLD={fold} TRAIN.NUM_EPOCHS={epochs} TRAIN.MINUTES=2")
         given = {"TRAIN.NUM_EPOCHS": 40, "DATA.FOLD": fold, "DATA.FOLDS": 3, "TRAIN.MINUTES": 2}
         make_run(tmp_path / f"fold-{fold}", 2, keys, given=given, result={"top1": score})
-    assert main([str(tmp_path)]) == 0
-    (row,) = read_csv_rows(tmp_path / "groups.csv")
+    (row,) = groups_of(tmp_path)
     assert (row["runs"], float(row["mean"])) == ("3", 75)
     assert "no figures out of fold" in capsys.readouterr().err
     for fold in range(3):
@@ -299,7 +303,7 @@ def test_a_learning_curve_is_the_gain_per_doubling(further, has_curve, tmp_path,
     assert drawn == [("5 12.5 50", "11 60 90")] * has_curve
 
 
-@mark.parametrize("first, last", [(60, 90), (90, 60)])
+@each_value("first | last\n60 | 90\n90 | 60")
 def test_a_run_and_its_continuation_are_no_repetition(first, last, tmp_path, compare):
     """The last one counts, whether it is better or worse."""
     for day, (name, rate, top1) in enumerate((("a", 1, first), ("a-again", 1, last), ("other", 2, 50)), 1):

@@ -7,13 +7,12 @@ from numpy.random import default_rng
 from pytest import approx
 from run_folders import make_run
 from scipy.stats import t
+from test_report_comparison import groups_of
 
 from engine.evaluation.limits import difference_of
 from engine.evaluation.paired import paired_limits
 from engine.evaluation.results import results_of_scores
-from scripts.report import main
 from utils.metric_table import METRICS
-from utils.tables import read_csv_rows
 
 
 def test_the_variance_is_the_one_of_readers_and_cases():
@@ -47,8 +46,7 @@ def test_groups_csv_has_the_difference_of_each_setting_to_the_first(tmp_path):
     for rate, share in ((0.01, 0.9), (0.02, 0.7), (0.03, 0.85)):
         hits[rate] = generator.random((3, 60)) < share
         make_setting(tmp_path, rate, hits[rate])
-    assert main([str(tmp_path)]) == 0
-    first, *others = read_csv_rows(tmp_path / "groups.csv")
+    first, *others = groups_of(tmp_path)
     assert first["difference"] == ""
     scores = 100 * hits[float(first["TRAIN.BASE_LR"])].mean(1)
     distance = t.ppf(0.975, 2) * scores.std(ddof=1) / np.sqrt(3)
@@ -83,9 +81,8 @@ def test_the_difference_of_settings_is_by_group(tmp_path, capsys):
     for names, reason in ((groups, ""), (groups[:0], "no groups"), (np.full(len(hard), "g"), "fewer than 2 groups")):
         for folder in tmp_path.glob("*/evaluation"):
             np.savez(folder / "scores.npz", groups=names)
-        assert main([str(tmp_path)]) == 0
+        _, row = groups_of(tmp_path)
         assert reason in capsys.readouterr().err
-        _, row = read_csv_rows(tmp_path / "groups.csv")
         found = [float(row[name] or "nan") for name in ("difference", "difference_low", "difference_high")]
         difference = 100 * (settings[1].mean() - settings[0].mean())
         assert found == approx([np.nan] * 3 if reason else [difference, *expected], nan_ok=True)

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from conftest import ROOT, cli, config_for, refused, rows, run_here, train
+from conftest import ROOT, cli, config_for, each_row, refused, rows, run_here, train
 from pytest import mark, raises
 
 from configs.command_line import parse_command_line
@@ -130,12 +130,18 @@ def test_a_folder_of_read_only_files_is_made_writable_by_the_advice():
         shutil.rmtree(folder)
 
 
-@mark.parametrize(
-    "flags", [["-data_path=/nowhere", "-dataset=folder"], ["-pretrained=none.pth"], ["-profile", "-pretrained=n.pth"]]
-)
+FAILED_STARTS = """
+flags
+-data_path=/nowhere -dataset=folder
+-pretrained=none.pth
+-profile -pretrained=n.pth
+"""
+
+
+@each_row(FAILED_STARTS)
 def test_a_failed_start_leaves_no_folder(digits_argv, tmp_path, flags):
     with raises(UserError):
-        run_here(*digits_argv[:1], *flags, *digits_argv[1:])
+        run_here(*digits_argv[:1], *cli(flags), *digits_argv[1:])
     assert not (tmp_path / "out").exists()
 
 

@@ -66,35 +66,10 @@ def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, libraries):
     assert "----- mlflow: run mlflow-id, https://***@host:5000/a@b\n" in log_of(logged)
 
 
-class Faulty:
-    """A logger that fails in the calls that are named, and waits for `released`."""
-
-    def __init__(self, *failing):
-        self.failing = failing
-        self.steps = []
-        self.released = threading.Event()
-        self.released.set()
-
-    def _call(self, name):
-        self.released.wait()
-        if name in self.failing:
-            self.failing = tuple(other for other in self.failing if other != name)
-            raise SystemExit("no\nroute to http://me:se@cret@host/api")
-
-    def start(self, run):
-        self._call("start")
-
-    def scalars(self, values, step):
-        self._call("scalars")
-        self.steps.append(step)
-
-    def finish(self, result):
-        self._call("finish")
-
-
-def use(faulty: Faulty, folder, finish_seconds: float = 30.0) -> list[str]:
+def warnings_of(library: MagicMock, folder, finish_seconds: float = 30.0) -> list[str]:
+    """Of a logger that uses it."""
     lines = []
-    logger = BackgroundLogger("wandb", faulty, lines.append)
+    logger = BackgroundLogger("wandb", library, lines.append)
     logger.submit("start", LoggedRun(folder, 0, "", {}, {}))
     for step in range(3):
         logger.submit("scalars", {"train/loss": 1.0}, step)
@@ -103,18 +78,21 @@ def use(faulty: Faulty, folder, finish_seconds: float = 30.0) -> list[str]:
 
 
 def test_a_failing_logger_warns_once_and_training_continues(tmp_path):
+    error = SystemExit("no\nroute to http://me:se@cret@host/api")
     shown = "LOGGERS: wandb lacks values: SystemExit: no route to http://***@host/api"  # without the password
-    (warning,) = use(never_started := Faulty("start"), tmp_path)
+    never_started = MagicMock(**{"start.side_effect": error})
+    (warning,) = warnings_of(never_started, tmp_path)
     assert shown in warning
-    assert never_started.steps == []
-    (warning,) = use(faulty := Faulty("scalars", "finish"), tmp_path)
+    never_started.scalars.assert_not_called()
+    faulty = MagicMock(**{"scalars.side_effect": [error, None, None], "finish.side_effect": error})
+    (warning,) = warnings_of(faulty, tmp_path)
     assert shown in warning
-    assert faulty.steps == [1, 2]
-    slow = Faulty()
-    slow.released.clear()
-    (warning,) = use(slow, tmp_path, 0.01)
+    assert faulty.scalars.call_count == 3
+    released = threading.Event()
+    slow = MagicMock(**{"start.side_effect": lambda run: released.wait()})
+    (warning,) = warnings_of(slow, tmp_path, 0.01)
     assert "LOGGERS: wandb lacks values: " in warning
-    slow.released.set()
+    released.set()
 
 
 def test_a_library_that_is_missing_ends_the_run_before_data_are_read(digits_argv, tmp_path, monkeypatch):
