@@ -19,10 +19,10 @@ from source_helpers import (
     options,
     read,
     read_checked,
-    rows_of,
     tree,
     write_classes,
     write_image,
+    write_rows,
     write_table,
 )
 
@@ -305,8 +305,7 @@ table of ids | p{0..39}/s/{0,1}.png | {folder}/s/{stem},{label} | | 72 8
 def test_a_start_lists_each_folder_once(kind, files, row, columns, sizes, tmp_path, monkeypatch):
     given = tree(tmp_path, files)
     if row:
-        given = tmp_path / "labels.csv"
-        write_table(given, rows_of(row, expand(files), label="ab"))
+        given = write_rows(tmp_path, files, "labels.csv", "image_path,target", row, label="ab")
     listed = Counter()
     for name in ("scandir", "listdir"):
         call = getattr(os, name)
@@ -330,7 +329,7 @@ def test_a_data_set_that_is_refused_is_listed_again(tmp_path):
     tree(tmp_path, "{a,b}")
     changed = os.stat(tmp_path).st_mtime_ns
     with refused("DATA.MULTI_LABEL"):
-        recognize_dataset(Data.model_validate({"DATA_PATH": str(tmp_path), "MULTI_LABEL": True}), CPU)
+        recognize_dataset(options(tmp_path, multi_label=True), CPU)
     (tmp_path / "c").mkdir()
     os.utime(tmp_path, ns=(changed, changed))
     assert list_directory(tmp_path)[0] == ["a", "b", "c"]
@@ -339,9 +338,9 @@ def test_a_data_set_that_is_refused_is_listed_again(tmp_path):
 
 def test_few_folders_of_a_table_are_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.sources.tables.columns._MAX_SEEN", 1)
-    images = expand("train/p{0..7}/0.png & val/p{0..3}/0.png")
-    write_table(tree(tmp_path, *images) / "labels.csv", rows_of("{path},{label}", images, label="ab"))
-    assert [len(samples) for samples in read(tmp_path / "labels.csv")] == [8, 4]
+    table = "labels.csv", "image_path,target", "{path},{label}"
+    file = write_rows(tmp_path, "train/p{0..7}/0.png & val/p{0..3}/0.png", *table, label="ab")
+    assert [len(samples) for samples in read(file)] == [8, 4]
 
 
 CALTECH = """

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from conftest import each_row, line_of, refused, told
 from pytest import mark
-from source_helpers import expand, groups_apart, options, read, rows_of, tree, typed, write_rows, write_table, write_tar
+from source_helpers import expand, groups_apart, options, read, tree, typed, write_rows, write_table, write_tar
 
 from datasets.sources.groups import suggest_groups
 from datasets.sources.samples import ImageFiles, listing_arrays
@@ -192,15 +192,14 @@ def test_shards_have_groups_of_all_images_or_none(tmp_path):
 
 def test_groups_of_class_folders_are_a_column_of_the_table_beside_them(tmp_path):
     """The option is suggested. The table that names most images counts; others may be of any encoding."""
-    paths = expand("{a,b}/{0..11}.jpg")
-    root = tree(tmp_path, *paths)
-    write_table(root / "b.csv", rows_of("{path},P{stem}", paths), "file,patient")
-    given = options(root, class_folders=True)
+    images = tmp_path, "{a,b}/{0..11}.jpg"
+    write_rows(*images, "b.csv", "file,patient", "{path},P{stem}")
+    given = options(tmp_path, class_folders=True)
     (note,) = told(read(given)[0].notes, "DATA.GROUPS", "warning")
     assert "DATA.GROUPS=patient (12 values, 2 images a value)" in note
-    write_table(root / "a.csv", ["a/0.jpg,P0"], "file,patient")
-    (root / "notes.csv").write_bytes("straße".encode("latin-1"))
-    write_table(root / "lists.csv", rows_of("{path},{stem}", paths), "path,group")
+    write_table(tmp_path / "a.csv", ["a/0.jpg,P0"], "file,patient")
+    write_table(tmp_path / "notes.csv", ["straße"], "", "latin-1")
+    write_rows(*images, "lists.csv", "path,group", "{path},{stem}")
     for groups in ("patient", r"(\d+)", "lists.csv"):
         splits = read(given.changed(groups=groups))
         assert sum(groups_apart(*splits)) == 12

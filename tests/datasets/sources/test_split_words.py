@@ -124,12 +124,11 @@ def test_folders_of_test_in_the_paths_of_a_table(images, before, image_root, tra
     """A level of words of splits is one; in it no folder, or one that recurs in theirs or is beside train, is train."""
     root = tmp_path / "e"
     paths = expand(images)
-    tree(root, *paths)
     labels = [int(path[-5]) % 2 for path in paths]
-    write_table(root / "labels.csv", rows_of(f"{before}{{path}},class {{label}}", paths, label=labels))
-    write_table(root / "labels.txt", rows_of(f"{before}{{path}} {{label}}", paths, label=labels), "")
-    for name in ("labels.csv", "labels.txt"):
-        given = options(root / name, **({"image_root": str(root.parent)} if image_root else {}))
+    tables = ("a.csv", "image_path,target", "{path},class {label}"), ("a.txt", "", "{path} {label}")
+    for name, header, row in tables:
+        file = write_rows(root, paths, name, header, before + row, label=labels)
+        given = options(file, image_root=str(tmp_path) if image_root else None)
         if test == "asks":
             (given,) = answers_to(given)
         first, second, *others = map(names_of, read(given))
