@@ -13,18 +13,7 @@ import numpy as np
 from conftest import CPU, each_row, line_of, refused, told
 from PIL import Image
 from pytest import fixture, mark
-from source_helpers import (
-    expand,
-    names_of,
-    options,
-    read,
-    read_checked,
-    tree,
-    write_classes,
-    write_image,
-    write_rows,
-    write_table,
-)
+from source_helpers import expand, names_of, options, read, read_checked, tree, write_classes, write_image, write_rows
 
 from configs.schema import Data
 from configs.yaml_io import parse_value
@@ -125,11 +114,11 @@ def test_paths_are_decoded_only_for_a_table_beside_them(tmp_path, monkeypatch):
     assert decoded == [6]
 
 
-@mark.parametrize("list, is_named", [("train_labels.csv", False), ("test_labels.csv", True), ("labels.csv", False)])
-def test_the_own_list_of_the_images_in_a_folder_of_a_split_is_no_news(list, is_named, tmp_path):
+@mark.parametrize("name, is_named", [("train_labels.csv", False), ("test_labels.csv", True), ("labels.csv", False)])
+def test_the_own_list_of_the_images_in_a_folder_of_a_split_is_no_news(name, is_named, tmp_path):
     """RAF-DB: train_labels.csv beside train/."""
-    images = tree(tmp_path, "train/a/a{1,2,3}.jpg", "train/b/b{1,2,3}.jpg", "val/a/a4.jpg", "val/b/b4.jpg") / "train"
-    write_table(tmp_path / list, [f"{path.stem},{path.parent.name}" for path in images.glob("*/*")], "id,label")
+    tree(tmp_path, "val/{a/a,b/b}4.jpg")
+    write_rows(tmp_path, "train/{a/a,b/b}{1,2,3}.jpg", name, "id,label", "{stem},{parent}")
     assert bool(told(read(tmp_path)[0].notes, "lists of splits", "warning")) == is_named
 
 

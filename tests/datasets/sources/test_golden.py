@@ -5,7 +5,6 @@ They are kept in golden.txt. After a wanted change, `GOLDEN=write python -m pyte
 """
 
 import os
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -25,11 +24,11 @@ FILE = Path(__file__).with_name("golden.txt")
 IMAGES = expand("{ant,bee,Cat10}/p{1..8}_{0,1}.jpg")
 
 
-def table_of(root, header, row):
+def table(root, header, row):
     """row: the cells of an image, by its path, class folder, patient, split and the number of its label."""
     splits = ["test" if n == 0 else "val" if n == 6 else "train" for n in range(12)]
     place = [n // 16 for n in range(48)]
-    return {"DATA_PATH": str(write_rows(root, IMAGES, "all.csv", header, row, split=splits, place=place))}
+    return {"DATA_PATH": str(write_rows(root, IMAGES, "all.csv", header, row, bar="|", split=splits, place=place))}
 
 
 def number_of(path):
@@ -47,9 +46,9 @@ def folders(root, *parts):
     return {"DATA_PATH": str(root), "DATASET": "folder"}
 
 
-def shards(root, *splits, names=True):
+def shards(root, *splits):
     texts = {"json": rows_of('{{"patient": "{name:.2}"}}', IMAGES)}
-    if not names:
+    if len(splits) > 1:  # numbers in place of the names of folders
         texts["cls"] = [*map(number_of, IMAGES)]
     for split in splits:
         write_tar(root / f"{split}-0000.tar", IMAGES, **texts)
@@ -66,24 +65,24 @@ def parquet(root, *splits):
     return {"DATA_PATH": str(root)}
 
 
-LAYOUTS = {
-    "folders": lambda root: folders(root, ""),
-    "folders with splits": lambda root: folders(root, "train/", "val/", "test/"),
-    "folders and test": lambda root: folders(root, "train/", "test/"),
-    "labels in paths": lambda root: folders(root, "") | {"LABELS": "/p(.)_"},
-    "table": lambda root: table_of(root, "path,label,patient", "{path},{folder},{name:.2}"),
-    "table with splits": lambda root: table_of(root, "path,label,split,patient", "{path},{folder},{split},{name:.2}"),
-    "numbers": lambda root: table_of(root, "path,label,patient", "{path},{place},{name:.2}"),
-    "numbers with gaps": lambda root: table_of(root, "path,label,patient", "{path},{place}7,{name:.2}"),
-    "several labels": lambda root: (
-        table_of(root, "path,label,patient", "{path},{folder}|{name:.2},{name:.2}") | {"MULTI_LABEL": True}
-    ),
-    "lists": lists,
-    "shards": lambda root: shards(root, "train"),
-    "shards with splits": lambda root: shards(root, "train", "val", names=False),
-    "parquet": lambda root: parquet(root, "train"),
-    "parquet with splits": lambda root: parquet(root, "train", "validation", "test"),
-}
+WRITERS = {write.__name__: write for write in (folders, table, lists, shards, parquet)}
+# Who writes it, the arguments, more options
+LAYOUTS = """
+folders | folders | [''] | {}
+folders with splits | folders | [train/, val/, test/] | {}
+folders and test | folders | [train/, test/] | {}
+labels in paths | folders | [''] | {LABELS: /p(.)_}
+table | table | ['path,label,patient', '{path},{folder},{name:.2}'] | {}
+table with splits | table | ['path,label,split,patient', '{path},{folder},{split},{name:.2}'] | {}
+numbers | table | ['path,label,patient', '{path},{place},{name:.2}'] | {}
+numbers with gaps | table | ['path,label,patient', '{path},{place}7,{name:.2}'] | {}
+several labels | table | ['path,label,patient', '{path},{folder}{bar}{name:.2},{name:.2}'] | {MULTI_LABEL: true}
+lists | lists | [] | {}
+shards | shards | [train] | {}
+shards with splits | shards | [train, val] | {}
+parquet | parquet | [train] | {}
+parquet with splits | parquet | [train, validation, test] | {}
+"""
 GROUPS = {"folder": r"/(p\d+)_", "imagenet2012": r"/(p\d+)_"}
 WAYS = """
 plain | {}
@@ -97,17 +96,11 @@ natural | {CLASSES: natural}
 """
 
 
-def given(root, layout, **more):
-    """The options of a layout, which is written once."""
-    written = _written(root, layout)
+def given(written, **more):
+    """The options of a layout that is written, and more."""
     if more.get("GROUPS") and written.get("DATASET") in GROUPS:
         more["GROUPS"] = GROUPS[written["DATASET"]]
     return options("DIR", **{key.lower(): value for key, value in (written | more).items()})
-
-
-@cache
-def _written(root, layout):
-    return LAYOUTS[layout](root / layout.replace(" ", "_"))
 
 
 def digest(*values):
@@ -150,15 +143,16 @@ def read(root, data, *splits, known=None, initial=None, **more):
 def readings(root):
     """Each reading: its name and its digests."""
     yield "digits", *read(root, options("DIR", dataset="digits"), is_new=True)[:2]
-    for layout in LAYOUTS:
+    for layout, writer, arguments, more in values_of(LAYOUTS):
+        written = WRITERS[writer](root / layout.replace(" ", "_"), *arguments) | more
         for way, values in values_of(WAYS):
-            yield f"{layout}, {way}", *read(root, given(root, layout, **values), is_new=True)[:2]
-        data = given(root, layout)
+            yield f"{layout}, {way}", *read(root, given(written, **values), is_new=True)[:2]
+        data = given(written)
         yield f"{layout}, all", *read(root, data, "all")[:2]
         yield f"{layout}, names of a checkpoint", *read(root, data, "val", class_names=["bee", "ant", "Cat10"])[:2]
         run = read(root, data)[2]
         if run:
-            other = given(root, layout, SPLIT_SEED=9)
+            other = given(written, SPLIT_SEED=9)
             for split in ("train", "val", "all"):
                 yield f"{layout}, {split} of the run", *read(root, data, split, known=run)[:2]
                 yield f"{layout}, {split} of another seed", *read(root, other, split, known=run)[:2]

@@ -130,9 +130,7 @@ def test_a_run_that_ends_at_an_unreadable_image_names_those_that_only_decoding_f
 
 
 def test_if_no_image_can_be_read_one_is_named_and_none_is_skipped(tmp_path):
-    tree(tmp_path, "{a,b}")
-    for path in tmp_path.glob("*/*.jpg"):
-        path.write_bytes(b"no image")
+    tree(tmp_path, "{a,b}/{0..3}.jpg!")
     line = line_of(read_checked, tmp_path, "all", dataset="folder")
     assert str(tmp_path / "a/0.jpg") in line
     assert " 8 images" in line
@@ -178,8 +176,7 @@ def test_of_many_files_all_of_some_sizes_are_checked(tmp_path, cpu, monkeypatch)
 
 def test_copies_in_two_splits_are_counted_or_the_rest_is_said(tmp_path, monkeypatch):
     """For people whose validation images are copies of training images, among many files of one size, such as BMP."""
-    for name in ("train/a", "train/b", "val/a", "val/b"):
-        (tmp_path / name).mkdir(parents=True)
+    tree(tmp_path, "{train,val}/{a,b}/")
     for number in range(1100):
         name = f"{'ab'[number % 2]}/{number}.bmp"
         (tmp_path / "train" / name).write_bytes(number.to_bytes(2, "little"))

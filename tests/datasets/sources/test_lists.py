@@ -3,9 +3,8 @@
 import os
 import shutil
 
-from conftest import config_for, refused
-from pytest import mark
-from source_helpers import assert_refused, names_of, options, read, tree, write_classes, write_image
+from conftest import config_for, each_row, refused
+from source_helpers import assert_refused, names_of, options, read, tree, write_classes, write_image, write_table
 
 from datasets.reading import unlabelled
 from datasets.sources.listed.lists import Lists, Tables
@@ -57,15 +56,20 @@ def test_paths_with_commas_and_ids_without_ending(tmp_path):
 # Test images
 
 
-@mark.parametrize(
-    "dataset, file, content",
-    [("folder", "test/x.jpg", ""), ("csv", "test.csv", "image_path\nx.jpg"), ("imagenet2012", "test_list.txt", "x")],
-)
-def test_test_images_without_labels_are_not_evaluated(dataset, file, content, tmp_path):
-    write_classes(tmp_path / "train", cat=2, dog=2)
-    for name, text in (("train.csv", "image_path,target\na.jpg,0\n"), ("train_list.txt", "a.jpg 0\n"), (file, content)):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+UNLABELLED = """
+dataset | file | lines
+folder | test/x.jpg | x
+csv | test.csv | image_path x.jpg
+imagenet2012 | test_list.txt | x
+"""
+
+
+@each_row(UNLABELLED)
+def test_test_images_without_labels_are_not_evaluated(dataset, file, lines, tmp_path):
+    tree(tmp_path, "train/{cat,dog}")
+    write_table(tmp_path / "train.csv", ["a.jpg,0"])
+    write_table(tmp_path / "train_list.txt", ["a.jpg 0"], "")
+    write_table(tmp_path / file, lines.split(), "")
     has_test, note = source_class(dataset)(Wanted(options(tmp_path))).find_test()
     assert not has_test
     assert str(tmp_path / file.split("/")[0]) in note

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pytest import fixture, mark, raises
-from source_helpers import read, write_table
+from source_helpers import read, tree, write_table
 
 from datasets.sources import shared_arrays
 from datasets.sources.folders.class_folders import read_class_folders
@@ -29,7 +29,7 @@ def temporary(tmp_path, monkeypatch) -> Path:
 @mark.parametrize("dataset, number", [("imagenet2012", 10_000), ("csv", 9_000)])
 def test_pickled_samples_are_small(tmp_path, dataset, number):
     names = [f"{number % 10}/{number}.jpg" for number in range(10_000)]
-    (tmp_path / "train_list.txt").write_text("\n".join(f"{name} {name[0]}" for name in names))
+    write_table(tmp_path / "train_list.txt", [f"{name} {name[0]}" for name in names], "")
     write_table(tmp_path / "train.csv", [f"{name},{name[0]}" for name in names])
     (samples,) = read(tmp_path, "train", dataset=dataset, num_classes=10, predicts=True)  # the table is split
     pickled = pickle.dumps(samples)
@@ -43,11 +43,7 @@ def test_pickled_samples_are_small(tmp_path, dataset, number):
 
 
 def test_pickled_samples_of_many_folders_are_small(tmp_path):
-    for patient in range(200):
-        image = tmp_path / f"cat/patient{patient}/1.jpg"
-        image.parent.mkdir(parents=True)
-        image.touch()
-    samples = read_class_folders(tmp_path)
+    samples = read_class_folders(tree(tmp_path, "cat/patient{1..200}/1.jpg"))
     assert len(samples.sizes) == len(samples) == 200
     assert len(pickle.dumps(samples)) < 2_000
 
