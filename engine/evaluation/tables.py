@@ -197,8 +197,9 @@ class ResultTables:
         self._write_table("calibration", ("label", "class", *_BIN_COLUMNS), rows, NUM_BINS)
         thresholds = results.used_thresholds / results.temperature  # of the probabilities that users see
         divided = torch.from_numpy(thresholds)
-        shares = {"ap": ranking.average_precision, "threshold": 100 * divided.sigmoid().numpy()}
-        shares |= {
+        shares = {
+            "ap": ranking.average_precision,
+            "threshold": 100 * divided.sigmoid().numpy(),
             "probability": np.array([mean_of(np.nan_to_num(one.confidence), one.count) for one in bins]),
             "ece": np.array([one.error for one in bins]),
             **dict(zip(OPERATING, ranking.operating, strict=True)),

@@ -89,7 +89,7 @@ class Extraction:
         values: np.memmap | None = None
 
         def write(computed: Computed | None) -> None:
-            nonlocal values, done, errors
+            nonlocal values, done
             assert computed
             features = computed["features"]
             found = computed["errors"]
@@ -98,8 +98,8 @@ class Extraction:
                 values = _new_array(temporary, (len(self.samples), features.shape[1]), path)
             values[done : done + len(features)] = features
             values[list(found)] = np.nan
-            done = done + len(features)
-            errors = errors | found
+            done += len(features)
+            errors.update(found)
 
         def finish() -> Extracted:
             assert values is not None

@@ -105,7 +105,7 @@ def _model_of_weights(command: Command) -> Choice | None:
     is_other = any((flags.model, names_model, flags.eval, flags.resume))
     if is_other or not (fine_tunes and os.path.exists(flags.pretrained or "")):
         return None
-    weights = _describe_given_weights(command)
+    weights = _weights_to_start_from(command)
     if not weights.flags or f"MODEL.NAME={as_option(command.config.model.name)}" in weights.flags.get("opts", ()):
         return None  # the recipe may be for this model, and have other options of it
     return Choice({"cfg": flags.cfg} | weights.flags, weights.reason)
@@ -267,38 +267,29 @@ class FoundWeights:
 
 
 def _weights_to_start_from(command: Command) -> FoundWeights:
+    weights = command.config.model.pretrained
     if "MODEL.PRETRAINED" not in command.given:
         return _find_timms_weights(command)
-    if command.flags.model or command.config.model.pretrained in (None, "timm"):
-        return _given_weights(command)
-    return _describe_given_weights(command)
-
-
-def _given_weights(command: Command) -> FoundWeights:
-    """Of a model that is given, or none."""
-    weights = command.config.model.pretrained
     shown = weights
     if weights and os.path.exists(weights):
         shown = str(Path(*Path(weights).parts[-2:]))
-    return FoundWeights(bool(weights), f"weights: {shown}")
+    describes = weights not in (None, "timm") and not command.flags.model
+    return FoundWeights(bool(weights), f"weights: {shown}", _model_in(str(weights)) if describes else {})
 
 
-def _describe_given_weights(command: Command) -> FoundWeights:
-    """With the model that they describe."""
+def _model_in(weights: str) -> Values:
+    """The flags of the model that a file of weights describes; none if it describes none."""
     from engine.checkpoint.weights_record import record_in  # imports timm, which other commands may not need
     from models.weights.read import read_weights
 
-    weights = str(command.config.model.pretrained)
-    found = _given_weights(command)
     file = read_weights(weights)
     record = record_in(file)
     section = record.model if record else file.model_section
     if section.get("TYPE") == "transformers":
-        source = weights if weights.startswith(HUB) else f"{LOCAL}{Path(weight_file(weights)).parent}"
-        return replace(found, flags={"model": source})
+        return {"model": weights if weights.startswith(HUB) else f"{LOCAL}{Path(weight_file(weights)).parent}"}
     described = without(without_none(section), OF_EVERY_MODEL)
     options = [f"MODEL.{key}={as_option(value)}" for key, value in described.items()]
-    return replace(found, flags={"opts": options}) if options else found
+    return {"opts": options} if options else {}
 
 
 def _find_timms_weights(command: Command) -> FoundWeights:
