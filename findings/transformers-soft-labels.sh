@@ -6,8 +6,8 @@
 #   "multi_label_classification" into the configuration, which save_pretrained() keeps, so that the pipeline of the
 #   saved model gives sigmoids, whose sum is not 1.
 # Expected: cross-entropy, which torch computes with probabilities, too, and softmax.
-# Why it matters: the same recipe trains with another loss as soon as mixup is on, and so does every later batch of the
-#   model. Probabilities, thresholds and temperatures of the trained model are of another kind.
+# Why it matters: the same recipe trains with another loss as soon as mixup is on. Probabilities, thresholds and
+#   temperatures of the trained model are of another kind.
 # Instead: compute the loss outside, `F.cross_entropy(model(images).logits, labels)`
 # Last lines of a run on 2026-12-01 (three classes, random weights, the labels 0, 1, 2, 0 as probabilities):
 #   transformers 5.24.0: losses of ViT, DINOv2, ResNet 0.70, 0.71, 0.67; cross-entropy 1.11, 1.13, 1.05
