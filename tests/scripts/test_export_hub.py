@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from conftest import (
     CPU,
-    SMALL_BATCHES,
     TINY_VIT,
     cli,
     config_for,
@@ -99,7 +98,8 @@ def test_timm_transformers_and_this_program_have_equal_logits(tmp_path):
 
 GOAL = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
 AVERAGED = (  # as in test_decision.py
-    "DATA.FRACTION=0.5", SMALL_BATCHES, "TRAIN.BASE_LR=1e-2", GOAL, "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"
+    "DATA.FRACTION=0.5", "DATA.BATCH_SIZE=16", "TRAIN.BASE_LR=1e-2", GOAL, "TRAIN.MODEL_EMA=true",
+    "TRAIN.MODEL_EMA_DECAY=0.9"
 )  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def figures_of(logits: Tensor, labels: np.ndarray) -> tuple[float, float]:
 
 def test_an_export_has_the_figures_of_the_model_that_it_is(trained_digits, tmp_path, capsys):
     """Not of the means over mirror images: card, description and point, measured again or left out."""
-    run = trained_digits(GOAL, "TRAIN.BASE_LR=1e-2", "EVAL.TTA=flip")
+    run = trained_digits(GOAL, *cli("DATA.FRACTION=0.25 DATA.BATCH_SIZE=64 TRAIN.BASE_LR=1e-2 EVAL.TTA=flip"))
     export_as("hf", run, tmp_path / "hf")
     assert "360 validation images: figures and thresholds of the run are not of this export" in capsys.readouterr().out
     trained = open_trained(parse_command_line(["-eval", f"-pretrained={run / 'best.pth'}"]), CPU)

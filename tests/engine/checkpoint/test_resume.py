@@ -141,11 +141,11 @@ def test_resume_with_another_batch_size_keeps_the_order_of_samples(digits_argv, 
     order = training_samples(monkeypatch)
     argv = [*digits_argv, "TRAIN.NUM_EPOCHS=1"]
     train([*argv, "TRAIN.MAX_STEPS=4"])
-    uninterrupted = order[: 4 * 64]  # without samples prefetched before the stop
+    uninterrupted = order[: 4 * 32]  # without samples prefetched before the stop
     order[:] = []
     stopped = train([*argv, "TRAIN.MAX_STEPS=2"])
-    del order[2 * 64 :]
-    train([f"-resume={stopped}", *argv, "DATA.BATCH_SIZE=32", "TRAIN.MAX_STEPS=8"])  # 4 + 4 steps of 32
+    del order[2 * 32 :]
+    train([f"-resume={stopped}", *argv, "DATA.BATCH_SIZE=16", "TRAIN.MAX_STEPS=8"])  # 4 + 4 steps of 16
     assert order[: len(uninterrupted)] == uninterrupted
 
 

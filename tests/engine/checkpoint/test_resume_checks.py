@@ -52,7 +52,7 @@ TRAIN.LAST_EPOCH=1 | -last_epoch 1.*epoch 0
 MODEL.EMBED_DIM=32 | ^MODEL\.EMBED_DIM: .*-pretrained
 SEED=5 | SEED 0.* 5
 DATA.BALANCED_SAMPLING=true | DATA\.BALANCED_SAMPLING false.* true
-DATA.BATCH_SIZE=80 | 192 samples.* 80
+DATA.BATCH_SIZE=40 | 96 samples.* 40
 TRAIN.OPTIMIZER.KWARGS={amsgrad: true} | ^TRAIN\.OPTIMIZER\.KWARGS: .* -cfg=
 TRAIN.HEAD_LR_SCALE=2 | ^TRAIN\.HEAD_LR_SCALE: .*-pretrained
 """
@@ -88,9 +88,9 @@ def test_a_run_without_a_checkpoint_is_started_again_as_advised(stopped, tmp_pat
     assert step_rows(train([*shlex.split(advised), f"-output={tmp_path / 'a b'}"])) == step_rows(stopped)
 
 
-@mark.parametrize("words", ["-batch_size=24", "-batch_size=32", "-batch_size=20", "-batch_size=16 -accum_iter=5"])
+@mark.parametrize("words", ["-batch_size=12", "-batch_size=16", "-batch_size=10", "-batch_size=8 -accum_iter=5"])
 def test_a_global_batch_that_is_advised_fits_the_batch_size(words, stopped):
-    """Two fit the 192 samples that are used, and two do not."""
+    """Two fit the 96 samples that are used, and two do not."""
     flags = [f"-resume={stopped}", *words.split(), "-opts"]
     try:
         train([*flags, "TRAIN.MAX_STEPS=3"])
@@ -98,8 +98,8 @@ def test_a_global_batch_that_is_advised_fits_the_batch_size(words, stopped):
     except UserError as error:
         text = str(error)
     advised = re.findall(r"; (DATA.GLOBAL_BATCH_SIZE=\d+) keeps it", text)
-    assert bool(advised) == (words not in ("-batch_size=24", "-batch_size=20"))
-    train([*flags, *(advised or ["DATA.BATCH_SIZE=64"])])
+    assert bool(advised) == (words not in ("-batch_size=12", "-batch_size=10"))
+    train([*flags, *(advised or ["DATA.BATCH_SIZE=32"])])
 
 
 def test_another_checkpoint_is_advised_in_the_folder_of_a_run(stopped, tmp_path):
@@ -414,7 +414,7 @@ def test_a_run_without_its_text_files_continues(digits_run, digits_argv):
         assert only_run(folder.parent) == folder
         assert all((folder / name).is_file() for name in missing)
     options = config_for(f"-resume={folder}")
-    assert (options.model.embed_dim, options.data.batch_size) == (16, 64)
+    assert (options.model.embed_dim, options.data.batch_size) == (16, 32)
 
 
 @mark.parametrize("names", ["best.pth", "last.pth", "best.pth config.yaml", "epoch-001.pth"])

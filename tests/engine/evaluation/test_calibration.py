@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from conftest import ROOT, SMALL_BATCHES, cli, each_value, evaluate, export_as, predict, seeded, values_of
+from conftest import ROOT, cli, each_value, evaluate, export_as, predict, seeded, values_of
 from numpy.random import default_rng
 from pytest import approx, mark
 from scipy.optimize import minimize_scalar
@@ -153,7 +153,7 @@ def test_an_older_version_finds_no_point_of_tempered_scores():
 
 
 GOAL = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
-SMOOTHED = (SMALL_BATCHES, GOAL, "TRAIN.BASE_LR=1e-2", "TRAIN.SMOOTHING=0.4")
+SMOOTHED = ("DATA.BATCH_SIZE=16", GOAL, "DATA.FRACTION=0.25", "TRAIN.BASE_LR=1e-2", "TRAIN.SMOOTHING=0.4")
 
 
 def probabilities_of(output: Path, classes: Sequence[str], *argv: str) -> np.ndarray:

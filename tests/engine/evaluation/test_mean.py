@@ -49,7 +49,7 @@ def images(tmp_path_factory) -> Path:
 def sweep(trained_digits, tmp_path) -> Path:
     """Three folds, each with an operating point of its own, and an earlier run of one of them."""
     for fold in range(3):
-        run = trained_digits("DATA.FOLDS=3", f"DATA.FOLD={fold}", POINT, "TRAIN.BASE_LR=1e-2")
+        run = trained_digits("DATA.FOLDS=3", f"DATA.FOLD={fold}", POINT, "DATA.FRACTION=0.25", "TRAIN.BASE_LR=1e-2")
         shutil.copytree(run, tmp_path / f"sweep/FOLD={fold}-20260102-12-00")
     shutil.copytree(run, tmp_path / "sweep/FOLD=0-20260101-12-00")
     (tmp_path / "sweep/sweep.json").write_text("{}")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from conftest import CPU, SMALL_BATCHES, cells_of, cli, each_value, evaluate, predict, refused, told, train
+from conftest import CPU, cells_of, cli, each_value, evaluate, predict, refused, told, train
 from pytest import approx, mark
 from scipy.special import expit
 from sklearn.metrics import roc_curve
@@ -24,7 +24,7 @@ from engine.run.log import RunLogger
 from utils.files import read_json
 
 GOAL = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
-LEARNS = ("DATA.FRACTION=0.5", SMALL_BATCHES, "TRAIN.BASE_LR=1e-2", GOAL)
+LEARNS = ("DATA.FRACTION=0.5", "DATA.BATCH_SIZE=16", "TRAIN.BASE_LR=1e-2", GOAL)
 AVERAGED = (*LEARNS, "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9")
 
 # The weights, options of an evaluation of their run, and the point: the one of the weights, to be chosen, or none

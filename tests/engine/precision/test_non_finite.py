@@ -206,5 +206,5 @@ def test_two_ranks_abort_together_and_save_one_checkpoint(digits_argv, tmp_path)
     assert printed.count("error: Non-finite gradients for 18 consecutive steps, up to step 19") == 1
     assert "Traceback" not in printed
     state = load_checkpoint(only_run(tmp_path / "out") / "last.pth")
-    assert state["epoch"] * 11 + state["done_steps"] == 18  # 359 images, 2 x 16 per step
+    assert state["epoch"] * 11 + state["done_steps"] == 18  # 179 images, 2 x 8 per step
     assert all(value.isfinite().all() for value in state["model"].values())

@@ -267,7 +267,7 @@ def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv
     assert run["starts"] == 2
     assert facts[Start].folder == str(folder)
     data = facts[TrainingData]
-    assert data == TrainingData(359, 360, 0, 10, 10, data.validation_digest)
+    assert data == TrainingData(179, 360, 0, 10, 10, data.validation_digest)
     assert len(data.validation_digest) == 16
     assert all(f" ----- {fact}\n" in log for fact in facts.values())
     head = 10 * 16 + 10  # classes, embed_dim

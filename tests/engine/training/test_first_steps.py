@@ -185,7 +185,7 @@ def test_the_picture_has_the_images_that_the_model_gets(digits_argv, monkeypatch
 @mark.parametrize("epochs", [slow(1), 2])
 def test_a_loss_at_chance_is_said_once(epochs, digits_argv, capsys):
     options = cli(f"TRAIN.BASE_LR=3 TRAIN.WARMUP_EPOCHS=0 TRAIN.NUM_EPOCHS={epochs} VALIDATE_FREQ=2")
-    train([*digits_argv, *options, f"DATA.BATCH_SIZE={8 * epochs}"])
+    train([*digits_argv, *options, f"DATA.BATCH_SIZE={4 * epochs}"])
     assert capsys.readouterr().out.count("a guess of the class has") == 1
 
 
