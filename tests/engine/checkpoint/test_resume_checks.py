@@ -362,7 +362,7 @@ def test_evaluation_of_the_newest_run(digits_run, digits_argv, tmp_path):
 
 
 LONG = (
-    "TRAIN.NUM_EPOCHS=5", "KEEP_CHECKPOINTS=9", "DATA.BATCH_SIZE=90", "TRAIN.BASE_LR=5e-3", "LOGGERS=[]",
+    "TRAIN.NUM_EPOCHS=5", "KEEP_CHECKPOINTS=9", "DATA.BATCH_SIZE=45", "TRAIN.BASE_LR=5e-3", "LOGGERS=[]",
     "EVAL.BEST_METRIC=loss"
 )  # fmt: skip
 STEPS = 3  # of an epoch

@@ -42,7 +42,7 @@ class Scene:
 
     def digits(self, *options: str, flags: tuple[str, ...] = ()) -> list[str]:
         """Flags of a run on the embedded digits."""
-        return [*digits_flags(self.output), ALL_DIGITS, *options, *flags]
+        return [*digits_flags(self.output), ALL_DIGITS, "DATA.BATCH_SIZE=64", *options, *flags]
 
     def images(self, *options: str, dataset: str = "imagenet2012", flags: tuple[str, ...] = ()) -> list[str]:
         """Flags of a run on 24 training and 8 validation images of two classes."""
