@@ -78,6 +78,10 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 -opts EVAL_RAW=true | EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true
 -opts EVAL.SUSPECTS=true | EVAL.SUSPECTS
 -opts PARALLEL.STRATEGY=fsdp MODEL.TUNE=probe | PARALLEL.STRATEGY
+-profile -pretrained=x.pth -opts MODEL.TUNE=probe | cannot be combined with MODEL.TUNE probe
+-opts 'DATA.RENAME={ant: bee, bee: wasp}' | RENAME: 'bee' is an old and a new name
+-opts NAME=a/b | NAME is 'a/b': must be a printable name without /
+-opts "NAME=''" | NAME is '': must be a printable name without /
 -opts DATA.FOLD=5 | FOLD
 -opts DATA.FOLD=5 DATA.FOLDS=5 | FOLD
 -opts DATA.FOLD=0 DATA.FOLDS=5 DATA.VAL_FRACTION=0.2 | FOLDS

@@ -33,7 +33,6 @@ from conftest import (
 from PIL import Image
 from pytest import approx, mark
 
-from configs.command_line import parse_command_line
 from engine.features.probe import _features
 from engine.features.store import Extracted, Extraction
 from tests.datasets.sources.source_helpers import write_image
@@ -90,13 +89,7 @@ def test_the_result_is_a_full_model(probed, trained_digits, tmp_path):
     assert 100 * (logits.argmax(1) == targets).mean() == approx(result["top1"])
 
 
-def test_options_that_contradict_a_probe_are_refused(trained_digits, tmp_path):
-    with refused(r"PARALLEL.STRATEGY fsdp: MODEL.TUNE probe"):
-        parse_command_line(probe_flags(tmp_path, trained_digits(), "PARALLEL.STRATEGY=fsdp"))
-    with refused(r"EVAL\.SUSPECTS"):
-        parse_command_line([*digits_flags(tmp_path), "EVAL.SUSPECTS=true"])
-    with refused(r"cannot be combined with MODEL.TUNE probe"):
-        parse_command_line([*probe_flags(tmp_path, trained_digits()), "-profile"])
+def test_a_head_that_is_not_one_linear_layer_has_no_probe(tmp_path):
     distilled = cli(f"-dataset=digits -model=deit_tiny_distilled_patch16_224 -output={tmp_path}")
     with refused(r"MODEL.TUNE probe: the head of .* is not one linear layer"):
         run_here(*distilled, "-image_size=32", "-opts", "MODEL.TUNE=probe", "DATA.CROP_PCT=1.0")

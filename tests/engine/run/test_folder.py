@@ -154,9 +154,8 @@ def test_name_of_a_folder(tmp_path):
         recipe = f"-cfg={tmp_path / file}"
         assert parse_command_line([recipe]).run_name == name
         assert parse_command_line([recipe, "-opts", "NAME=mine"]).run_name == "mine"
-    for name in ("a/b", "''", "x" * 101):
-        with refused(r"NAME is .*: must be a printable name without /"):
-            parse_command_line(["-opts", f"NAME={name}"])
+    with refused("at most 100 characters"):
+        parse_command_line(["-opts", f"NAME={'x' * 101}"])
 
 
 def test_name_of_the_evaluation_of_a_sweep(tmp_path, monkeypatch):
