@@ -7,7 +7,7 @@ import json
 from unittest.mock import Mock
 
 import numpy as np
-from conftest import ROOT
+from conftest import ROOT, cells_of
 from pytest import mark, raises, skip
 
 from datasets.decoding import decode, images
@@ -52,8 +52,7 @@ def test_a_file_has_the_pixels_of_its_fields_reader_or_a_true_line(case, tmp_pat
 
 def test_each_row_of_the_page_has_a_file():
     _, _, table = (ROOT / "docs/data.md").read_text().partition("| format | property | reading |\n|---|---|---|\n")
-    rows = [line.strip("| ").split(" | ") for line in table.partition("\n\n")[0].splitlines()]
-    page = {name: reading for _, name, reading in rows}
+    page = {name: reading for _, _, name, reading, _ in cells_of(table.partition("\n\n")[0])}
     assert {case["row"] for case in CASES} == page.keys()
     refused = {row.name: f'refused: "{row.reason}": {row.fix}' for row in REFUSED}
     assert refused == {name: page[name] for name in refused}

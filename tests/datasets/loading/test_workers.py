@@ -282,7 +282,7 @@ def test_the_server_imports_torch_and_nothing_from_the_working_folder(tmp_path):
     data = tmp_path / "data"
     program.write_text(PROGRAM)
     data.mkdir()
-    for module in ("multiprocessing", "queue", "selectors", "signal", "struct"):
+    for module in ["multiprocessing", "queue", "selectors", "signal", "struct"]:
         (data / f"{module}.py").write_text("raise SystemExit('imported from the working folder')")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, str(program), str(ROOT)]

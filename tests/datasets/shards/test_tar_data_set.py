@@ -36,7 +36,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def options(path, **values) -> Data:
-    return Data(**{"DATASET": "tar", "DATA_PATH": str(path)} | {k.upper(): v for k, v in values.items()})
+    return Data(DATASET="tar", DATA_PATH=str(path), **{key.upper(): value for key, value in values.items()})
 
 
 def on(server, names="{train-{0000..0003},val-0000}.tar", **values) -> Data:

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from conftest import values_of
 from faults.processes import MULTI, Running
 from faults.runner import Fault
 from faults.scene import ENDLESS, Provoke, Scene, in_namespace, require_mounts
@@ -85,6 +86,16 @@ def signal_faults() -> list[Fault]:
     ]
 
 
+# The name, the signal, the rank (or the main process), the error line, the exit statuses, the state
+_SIGNALS = """
+rank 0 killed        | SIGKILL | 0 | rank 0 | [1, 137] | failed
+rank 1 killed        | SIGKILL | 1 | rank 1 | [1, 137] | failed
+rank 1 terminated    | SIGTERM | 1 |        | [143]    | interrupted
+SIGUSR1 to two ranks | SIGUSR1 |   |        | [138]    | interrupted
+the launcher killed  | SIGKILL |   |        | [137]    | interrupted
+"""
+
+
 def rank_faults() -> list[Fault]:
     two = two_ranks(training)
     stopped = two_ranks(training, SHORT_TIMEOUT)
@@ -123,18 +134,18 @@ def rank_faults() -> list[Fault]:
     bind = two_hosts('mount --bind other data && exec "$@"')
     seed = two_hosts('exec "$@" SEED=1')
     on_sigterm = send(signal.SIGTERM)
+    of_signals = [
+        Fault(name, two, line, tuple(status), MULTI, send(signal.Signals[number], rank), state)
+        for name, number, rank, line, status, state in values_of(_SIGNALS)
+    ]
     return [
-        Fault("rank 0 killed", two, r"rank 0", (1, 137), MULTI, send(signal.SIGKILL, 0), "failed"),
-        Fault("rank 1 killed", two, r"rank 1", (1, 137), MULTI, send(signal.SIGKILL, 1), "failed"),
+        *of_signals,
         Fault("rank 1 stopped", stopped, r"rank 1", (1, 137), MULTI, send(signal.SIGSTOP, 1), "failed"),
-        Fault("rank 1 terminated", two, None, (143,), MULTI, send(signal.SIGTERM, 1), "interrupted"),
         Fault("an image that one rank cannot read", bad_image, r"3\.jpg: is not an image", script=MULTI),
-        Fault("SIGUSR1 to two ranks", two, None, (138,), MULTI, send(signal.SIGUSR1), "interrupted"),
         Fault("Ctrl-C on two ranks", two, None, (130,), MULTI, send(signal.SIGINT, to_all=True), "interrupted"),
         Fault("output: not shared", mounted, r"output/\S+: hostB does not see .*hostA", (1,), MULTI, shell=tmpfs),
         Fault("hosts with other data", other_data, r"hostB\) has other .* 23 images .* 24 ", (2,), MULTI, shell=bind),
         Fault("ranks with other options", mounted, r"hostB\) has SEED 1, .*SEED 0", (2,), MULTI, shell=seed),
-        Fault("the launcher killed", two, None, (137,), MULTI, send(signal.SIGKILL), "interrupted"),
         Fault("SIGTERM to torchrun", training, None, (1,), MULTI, on_sigterm, "interrupted", shell=torchrun),
         Fault("torchrun restarts", restarted, None, (0,), MULTI, send(signal.SIGKILL, 1), "finished", shell=elastic),
         Fault("the port is in use", port_in_use, r"MASTER_ADDR, MASTER_PORT: ", (1,), MULTI, shell=port),
