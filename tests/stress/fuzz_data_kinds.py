@@ -28,7 +28,7 @@ from datasets.sources.source import Wanted
 from datasets.sources.tables.files import open_table
 from datasets.transforms.host import eval_crop
 from tests.datasets.photo import PHOTO, encode, photos
-from tests.datasets.shards.tar_files import tar_of
+from tests.datasets.shards.tar_files import tar_of, with_header
 from tests.datasets.shards.test_shard_index import index_of
 from utils.errors import UserError
 
@@ -170,7 +170,7 @@ def parquet_examples() -> list[bytes]:
 def read_parquet(data: bytes, folder: Path) -> None:
     file = folder / "0.parquet"
     file.write_bytes(data)
-    source = Parquet(Wanted(Data.model_validate({"DATA_PATH": str(file), "DATASET": "parquet"})))
+    source = Parquet(Wanted(Data(DATA_PATH=str(file), DATASET="parquet")))
     samples = source.read("train" if "train" in source.splits else "all")
     for index in range(len(samples)):
         samples.open(index, 3)
@@ -208,15 +208,10 @@ def read_tar(data: bytes, folder: Path) -> None:
 
 def repair_tar(data: bytes) -> bytes:
     """Writes a valid checksum into every block that looks like a header."""
-    blocks = [data[start : start + _BLOCK_BYTES] for start in range(0, len(data), _BLOCK_BYTES)]
-    return b"".join(map(_repair_header, blocks))
-
-
-def _repair_header(block: bytes) -> bytes:
-    if len(block) < _BLOCK_BYTES or b"ustar" not in block:
-        return block
-    total = sum(block) - sum(block[148:156]) + 8 * ord(" ")
-    return block[:148] + b"%06o\0 " % total + block[156:]
+    for start in range(0, len(data) - _BLOCK_BYTES + 1, _BLOCK_BYTES):
+        if b"ustar" in data[start : start + _BLOCK_BYTES]:
+            data = with_header(data, start)
+    return data
 
 
 def tar_index_examples() -> list[bytes]:

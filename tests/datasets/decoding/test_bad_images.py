@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import torch
 from conftest import (
@@ -34,14 +35,13 @@ from engine.training.step import forward_backward
 from utils.tables import read_csv_rows
 
 BAD = {"class0/4.png": b"", "class1/11.png": b"<html>404</html>", "class0/30.png": b"\x89PNG\r\n\x1a\n and no more"}
-BAD_IN_VAL = {"class1/3.png": b"?"}
 
 
 @fixture
 def image_folder(tmp_path) -> Path:
     """40 small training images, three of them unreadable, and seven validation images, one of them unreadable."""
     root = noise_folder(tmp_path / "image_folder", 40, 7, (20, 24))
-    for split, bad in (("train", BAD), ("val", BAD_IN_VAL)):
+    for split, bad in (("train", BAD), ("val", {"class1/3.png": b"?"})):
         for name, content in bad.items():
             (root / split / name).write_bytes(content)
     return root
@@ -147,12 +147,9 @@ def test_without_the_option_a_training_ends_at_the_first_one_and_names_it(image_
 
 
 def test_out_of_memory_is_not_a_bad_image(image_folder, tmp_path, cpu, monkeypatch):
-    def no_memory(*_):
-        raise MemoryError
-
     config = config_for(*argv_for(image_folder, tmp_path))
     (samples,) = samples_for(config, cpu, "val")
-    monkeypatch.setattr("datasets.decoding.decode.open_with_pillow", no_memory)
+    monkeypatch.setattr("datasets.decoding.decode.open_with_pillow", Mock(side_effect=MemoryError))
     with refused(rf"out of host memory \({samples.name(0)}\); .*MAX_PIXELS"):
         next(iter(eval_loader_for(config, samples, cpu)))
 

@@ -18,11 +18,7 @@ from datasets.loading.loader import cache_images
 from datasets.sources.samples import ImageFiles
 from tests.datasets.photo import PHOTO, encode, jpeg, photos
 
-DAMAGED = "damaged.jpg"
-WARNED = "warned.jpg"
-NOT_KEPT = {DAMAGED, WARNED}
-
-
+NOT_KEPT = {"damaged.jpg", "warned.jpg"}
 PLAIN = jpeg(quality=90)
 FILES = {
     **photos("""
@@ -41,8 +37,8 @@ ppm.ppm         | RGB  | PPM  | {}
 """),
     "small.jpg": jpeg(PHOTO.resize((32, 32))),
     "tall.png": encode(PHOTO.crop((0, 0, 5, 199)), "PNG"),
-    DAMAGED: PLAIN[: int(0.7 * len(PLAIN))] + PLAIN[-2:],
-    WARNED: PLAIN[:-2] + bytes(range(1, 60)) + PLAIN[-2:],
+    "damaged.jpg": PLAIN[: int(0.7 * len(PLAIN))] + PLAIN[-2:],
+    "warned.jpg": PLAIN[:-2] + bytes(range(1, 60)) + PLAIN[-2:],
 }
 
 

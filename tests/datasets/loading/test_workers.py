@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing import forkserver
+from unittest.mock import Mock
 
 import numpy as np
 import torch
@@ -170,11 +171,10 @@ def test_no_worker_is_without_a_batch(images, workers):
 def test_shortage_of_pinned_memory(monkeypatch):
     """The workers live; the exception keeps its type and says that a batch was being loaded."""
 
-    def cannot_pin(_):
-        raise torch.AcceleratorError("Caught AcceleratorError in pin memory thread for device 0.\nOriginal ...")
-
+    cannot_pin = torch.AcceleratorError("Caught AcceleratorError in pin memory thread for device 0.\nOriginal ...")
     loader = loader_of(Images(), workers=0)
-    monkeypatch.setattr("torch.utils.data.dataloader._SingleProcessDataLoaderIter._next_data", cannot_pin)
+    next_data = "torch.utils.data.dataloader._SingleProcessDataLoaderIter._next_data"
+    monkeypatch.setattr(next_data, Mock(side_effect=cannot_pin))
     with raises(torch.AcceleratorError, match="pin memory thread") as raised:
         next(iter(loader))
     assert IN_LOADING in raised.value.__notes__
@@ -200,18 +200,12 @@ def test_workers_start_at_once_ignore_termination_signals_and_end_with_their_loa
     assert_gone(*workers)
 
 
-def raising(error: BaseException) -> Callable:
-    def call(*_):
-        raise error
-
-    return call
-
-
 START = "multiprocessing.forkserver.ensure_running"
-REFUSED = {  # the line -> what is replaced
-    "shared memory is full: .*/dev/shm": ("torch.utils.data.DataLoader.__iter__", raising(OSError(28, ""))),
-    "loading workers cannot start .*-num_workers=0": ("torch.utils.data.DataLoader.__iter__", raising(EOFError())),
-    "TMPDIR: ": (START, raising(OSError("AF_UNIX path too long"))),  # as Python's sockets
+ITERATE = "torch.utils.data.DataLoader.__iter__"
+REFUSED = {  # the line -> what is replaced, and its error
+    "shared memory is full: .*/dev/shm": (ITERATE, OSError(28, "")),
+    "loading workers cannot start .*-num_workers=0": (ITERATE, EOFError()),
+    "TMPDIR: ": (START, OSError("AF_UNIX path too long")),  # as Python's sockets
 }
 
 
@@ -221,7 +215,8 @@ def test_workers_that_cannot_start(line, monkeypatch):
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     loader = loader_of(Images())
     before = multiprocessing.active_children()
-    monkeypatch.setattr(*REFUSED[line])
+    name, error = REFUSED[line]
+    monkeypatch.setattr(name, Mock(side_effect=error))
     with refused(f"^{line}"):
         start_worker_server() if line == "TMPDIR: " else iter(loader)
     assert not set(multiprocessing.active_children()) - set(before)

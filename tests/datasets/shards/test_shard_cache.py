@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import resource
 from contextlib import suppress
+from unittest.mock import Mock
 
 import numpy as np
 from pytest import fixture, mark
@@ -94,13 +95,12 @@ def test_least_recently_used_goes_first(cache, shards):
     assert sum(path.stat().st_size for path in cache.folder.iterdir()) <= cache.max_bytes
 
 
-def no_flock(*_):
-    raise OSError(errno.ENOLCK, "")
+NO_LOCKS = Mock(side_effect=OSError(errno.ENOLCK, ""))
 
 
 @mark.parametrize(
     "place, name, value",
-    [(ShardCache, "max_bytes", SIZE - 1000), (cache_module, "_FREE_BYTES", 10**18), (fcntl, "flock", no_flock)],
+    [(ShardCache, "max_bytes", SIZE - 1000), (cache_module, "_FREE_BYTES", 10**18), (fcntl, "flock", NO_LOCKS)],
 )
 def test_without_room_or_locks_nothing_is_cached(server, cache, shards, warnings, monkeypatch, place, name, value):
     monkeypatch.setattr(cache if place is ShardCache else place, name, value)

@@ -54,7 +54,7 @@ def contents(samples) -> list[bytes]:
 
 
 def pixels(*numbers: int) -> list[bytes]:
-    return [decode_image(jpeg(number), 3, "").numpy().tobytes() for number in numbers]
+    return [decode_image(jpeg(number), 3).numpy().tobytes() for number in numbers]
 
 
 def test_splits_labels_names_and_images(root):

@@ -1,6 +1,7 @@
 """Device transforms, mixup and CutMix among them, compared with torchvision and timm for the same parameters."""
 
 import itertools
+import math
 import random
 from types import SimpleNamespace
 
@@ -58,8 +59,8 @@ def test_affine_map_equals_torchvisions(degrees, shift, zoom, width):
     images = torch.nn.functional.avg_pool2d(torch.rand(1, 1, 48, width), 9, 1, 4).mul(255).to(torch.uint8)
     ours = affine(images, matrix)
     # Ours shifts in the frame of the old image before it rotates, torchvision's after: the shift is converted here.
-    cos = float(matrix[0, 0, 0]) * zoom
-    sin = float(matrix[0, 1, 0]) * zoom * width / 48
+    cos = math.cos(math.radians(degrees))
+    sin = math.sin(math.radians(degrees))
     moved = [-shift * 48 * zoom * (cos + sin), -shift * 48 * zoom * (cos - sin)]
     theirs = v2.functional.affine(
         images.float(), -degrees, moved, zoom, [0.0], interpolation=v2.InterpolationMode.BILINEAR
