@@ -150,14 +150,12 @@ def backward(loss: Tensor, gradient: Tensor):
 def _number_of_uses(root: Any) -> Counter[Any]:
     uses = Counter()
     pending = [root]
-    seen = {root}
     while pending:
         for following, _ in pending.pop().next_functions:
             if following is not None:
-                uses[following] += 1
-                if following not in seen:
-                    seen.add(following)
+                if following not in uses:
                     pending.append(following)
+                uses[following] += 1
     return uses
 
 

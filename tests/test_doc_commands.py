@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, code_of, config_for, samples_for
+from conftest import ROOT, cli, code_of, config_for, samples_for
 from PIL import Image
 from pytest import approx, mark, raises
 from torch import nn
@@ -118,12 +118,16 @@ PAGE = (ROOT / "docs/python.md").read_text().partition("## Kaggle and Colab")[0]
 EXAMPLE = re.findall(r"^RUN=(.*)$", PAGE, re.M)[0]
 BLOCKS = re.findall(r"```(shell|python)\n(.*?)```", PAGE, re.S)
 
+OPTIONS = """
+DATA.IMAGE_SIZE=16 DATA.CROP_PCT=0.9 DATA.BATCH_SIZE=32 TRAIN.BASE_LR=1e-2 TRAIN.MODEL_EMA=true
+TRAIN.MODEL_EMA_DECAY=0.9
+"""
+
 
 @mark.slow
 def test_the_page_runs_and_gives_the_results_of_the_program(digits_run, tmp_path, monkeypatch, cpu):
     pytest.importorskip("pandas")
-    average = "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"
-    run = digits_run("DATA.IMAGE_SIZE=16", "DATA.CROP_PCT=0.9", "DATA.BATCH_SIZE=32", "TRAIN.BASE_LR=1e-2", *average)
+    run = digits_run(*cli(OPTIONS))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     run.parent.rename(tmp_path / "output")

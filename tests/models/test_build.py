@@ -4,7 +4,7 @@ import copy
 
 import numpy as np
 import torch
-from conftest import ROOT, cells_of, cli, config_for, model_for, refused, seeded
+from conftest import ROOT, cells_of, cli, config_for, each_row, model_for, refused, seeded
 from pytest import mark
 from test_families import NoInitialization, error_of
 from timm.models import VisionTransformer
@@ -96,50 +96,52 @@ def test_dropout_rates_are_at_paddlevits_places():
     assert model.head_drop.p == 0.0
 
 
-@mark.parametrize("kind, intervals", [("sincos2d", 6), ("sincos2d_bigvision", 5)])
+FIXED = """
+kind | intervals | order
+sincos2d | 6 | sin y, sin x, cos y, cos x
+sincos2d_bigvision | 5 | sin x, cos x, sin y, cos y
+"""
+
+
+@each_row(FIXED)
 @mark.parametrize("pool", ["avg", "token"])
-def test_fixed_position_embedding(pool, kind, intervals):
+def test_fixed_position_embedding(pool, kind, intervals, order):
     """sin and cos of both coordinates at wavelengths from 2 pi to 20,000 pi; the class token has zeros."""
     model = tiny_vit(f"MODEL.POS_EMBED={kind}", f"MODEL.GLOBAL_POOL={pool}")
     embedding = model.pos_embed[0, model.num_prefix_tokens :].view(2, 2, 24)
     assert not model.pos_embed.requires_grad
     assert model.num_prefix_tokens == (pool == "token")
     assert not model.pos_embed[0, : model.num_prefix_tokens].any()
-    wavelengths = 1e4 ** (torch.arange(6) / intervals)
-    for row, column in np.ndindex(2, 2):
-        angles = [position / wavelengths for position in (row, column)]
-        expected = torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)])
-        assert torch.allclose(embedding[row, column].sort().values, expected.sort().values, atol=1e-6)
-        if kind == "sincos2d_bigvision":  # sin x, cos x, sin y, cos y
-            by_column = torch.cat([expected[12:], expected[:12]])
-            assert torch.allclose(embedding[row, column], by_column, atol=1e-6)
+    wavelengths = 1e4 ** (torch.arange(6) / int(intervals))
+    for y, x in np.ndindex(2, 2):
+        angles = {"y": y / wavelengths, "x": x / wavelengths}
+        waves = [getattr(torch, wave)(angles[axis]) for wave, axis in map(str.split, order.split(", "))]
+        assert torch.allclose(embedding[y, x], torch.cat(waves), atol=1e-6)
 
 
 KINDS = ("learned", "sincos2d", "sincos2d_bigvision")
 
 
-@mark.parametrize("size", [32, 48, (16, 64)])
+@mark.parametrize("size", [(32, 32), (48, 48), (16, 64)])
 @mark.parametrize("theirs", KINDS)
-def test_positions_that_differ_from_the_formula_are_refused(theirs, size, tmp_path):
+def test_positions_that_differ_from_the_formula_are_refused(theirs, size, saved):
     """Of the formula, another grid has the positions of its own. size: of the weights; here 32."""
-    weights = tmp_path / "x.pth"
-    source = tiny_vit(f"MODEL.POS_EMBED={theirs}", f"DATA.IMAGE_SIZE={list(size) if size == (16, 64) else size}")
-    torch.save(source.state_dict(), weights)
-    shape = size if size == (16, 64) else (size, size)
+    source = tiny_vit(f"MODEL.POS_EMBED={theirs}", f"DATA.IMAGE_SIZE={list(size)}")
+    weights = saved(source.state_dict())
     for kind in KINDS[1:]:
         config = vit_config(f"MODEL.POS_EMBED={kind}", f"MODEL.PRETRAINED={weights}")
         model = build_vit(config.model, config.data)
         expected = model.pos_embed.clone()
         if kind == theirs:
-            load_pretrained(model, str(weights), config.model, image_size=shape)
+            load_pretrained(model, weights, config.model, image_size=size)
             assert torch.equal(model.pos_embed, expected)
             assert torch.equal(model.cls_token, source.cls_token)
             continue
         with refused(r"of the formula MODEL\.POS_EMBED; give -opts MODEL\.POS_EMBED=learned$"):
-            load_pretrained(model, str(weights), config.model, image_size=shape)
+            load_pretrained(model, weights, config.model, image_size=size)
     wider = vit_config("MODEL.POS_EMBED=sincos2d", "MODEL.EMBED_DIM=48")
     with refused("wrong shapes"):
-        load_pretrained(build_vit(wider.model, wider.data), str(weights), wider.model, image_size=shape)
+        load_pretrained(build_vit(wider.model, wider.data), weights, wider.model, image_size=size)
 
 
 @mark.parametrize("weights", ["vit", "checkpoint.pdparams"])

@@ -160,19 +160,19 @@ def test_models_are_compared_at_one_goal_with_thresholds_of_each_draw(goal):
     generator = default_rng(0)
     targets = np.repeat([0, 1], [150, 50])
     shared = generator.normal(size=200) + targets
-    scores = [shared + generator.normal(size=200) / 2 + gain * targets for gain in (0.5, 1.5)]
-    pair = [results_of_scores(targets, np.stack([-one, one], 1).astype(np.float32)) for one in scores]
+    scores = [np.float32(shared + generator.normal(size=200) / 2 + gain * targets) for gain in (0.5, 1.5)]
+    pair = [results_of_scores(targets, np.stack([-one, one], 1)) for one in scores]
     point = OperatingPoint(name="ill", label=1, **goal)
 
-    def figure(score: np.ndarray, own: np.ndarray) -> float:
-        return figure_at(point, score.astype(np.float32), own == 1)
+    def figures(drawn: np.ndarray) -> list[float]:
+        return [figure_at(point, one[drawn], targets[drawn] == 1) for one in scores]
 
     values, limits_at = limits_at_goal(pair[1], pair[0], point)
-    assert values == approx([figure(one, targets) for one in scores])
+    assert values == approx(figures(np.arange(200)))
     draws = []
     for _ in range(1000):
-        drawn = np.concatenate([generator.integers(0, 150, 150), generator.integers(150, 200, 50)])
-        draws.append(figure(scores[1][drawn], targets[drawn]) - figure(scores[0][drawn], targets[drawn]))
+        before, after = figures(np.concatenate([generator.integers(0, 150, 150), generator.integers(150, 200, 50)]))
+        draws.append(after - before)
     expanded = t.ppf(0.975, 49) / 1.96 * math.sqrt(50 / 49)
     difference = values[1] - values[0]
     expected = difference + expanded * (np.quantile(draws, (0.025, 0.975)) - difference)

@@ -15,6 +15,7 @@ from conftest import ROOT, TINY_VIT, cells_of, cli, noise_folder, of_module, onl
 from pytest import mark, param
 from rank_pool import environment as user_environment
 
+from configs.yaml_io import parse_value
 from engine.checkpoint.files import load_checkpoint
 from utils.files import tensors_in
 from utils.processes import ranks
@@ -130,25 +131,33 @@ main_multi_gpu.exit_with_launcher = replace_run
 main_multi_gpu.run_script(main_multi_gpu.main)
 """
 
+INHERITED = """
+bad fork: false
+devices: []
+total: 1048576
+session: true
+blocked: []
+late: []
+on run end: true
+"""
+
 
 @mark.slow
 def test_what_a_fork_inherits(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     environment = user_environment() | {"PYTHONPATH": str(ROOT)}
     del environment["OMP_NUM_THREADS"], environment["CUDA_VISIBLE_DEVICES"]
-    command = [sys.executable, "-c", FACTS, "-dataset=digits", "-ngpus=2", f"-output={tmp_path / 'out'}"]
-    if torch.cuda.is_available():
-        command[-2] = "-ngpus=1"
+    number = 1 if torch.cuda.is_available() else 2
+    words = cli(f"-dataset=digits -ngpus={number} -output={tmp_path / 'out'}")
+    command = [sys.executable, "-c", FACTS, *words]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     lines = ended.stdout.splitlines()
-    number = int(command[-2][-1])
     assert (ended.returncode, ended.stderr) == (3, "")
     assert lines.count("at exit") == lines.count("thread") == number  # each rank waits for its threads, then exits
     facts = [json.loads(line) for line in lines if line.startswith("{")]
     assert len(facts) == number
-    expected = {"bad fork": False, "devices": [], "total": 2**20, "session": True, "blocked": [], "late": []}
-    threads = max(1, torch_threads(environment) // number)
-    assert facts == number * [{**expected, "threads": threads, "on run end": True}]
+    expected = parse_value(INHERITED) | {"threads": max(1, torch_threads(environment) // number)}
+    assert facts == number * [expected]
     assert not [*tmp_path.glob("ampvit-*")]
 
 
