@@ -75,6 +75,7 @@ mobilevit: [MobileViTForImageClassification, {hidden_sizes: [16, 24, 32], num_at
   neck_hidden_sizes: [8, 8, 16, 16, 24, 24, 32]}, MobileViT, *crop]
 """)
 HEADLESS = ("clip", "dinov3_vit")
+PIXELS = torch.randn(2, 3, 32, 32)
 
 
 def save(folder: Path, kind: str):
@@ -125,20 +126,19 @@ def built(place: str, *options: str, purpose=FINE_TUNE, size: int = 32):
 def test_a_family_has_the_logits_of_transformers_trains_and_resumes(kind, images, tmp_path, cpu):
     source, _ = save(tmp_path / "hf", kind)
     model, _ = built(f"local-dir:{tmp_path / 'hf'}", purpose=FINE_TUNE if kind in HEADLESS else EVALUATE)
-    pixels = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         if kind in HEADLESS:
-            found = FeatureModel(model.eval(), kind)(pixels)
+            found = FeatureModel(model.eval(), kind)(PIXELS)
         else:
-            found = model.eval()(pixels)
+            found = model.eval()(PIXELS)
         if kind == "clip":
-            wanted = source.vision_model(pixel_values=pixels).last_hidden_state[:, 1:].mean(1)
+            wanted = source.vision_model(pixel_values=PIXELS).last_hidden_state[:, 1:].mean(1)
         elif kind == "dinov3_vit":
-            wanted = source(pixel_values=pixels).pooler_output
+            wanted = source(pixel_values=PIXELS).pooler_output
         elif kind == "mobilevit":  # in the order BGR
-            wanted = source(pixel_values=pixels.flip(1)).logits
+            wanted = source(pixel_values=PIXELS.flip(1)).logits
         else:
-            wanted = source(pixel_values=pixels).logits
+            wanted = source(pixel_values=PIXELS).logits
     assert_close(found, wanted, atol=1e-5, rtol=0)
     assert wanted.std() > 1e-3
     weights = cli(f"-model=local-dir:{tmp_path / 'hf'} -pretrained={tmp_path / 'hf'} -lr=1e-3 -epochs=2")
@@ -175,11 +175,10 @@ def test_weights_in_one_part_and_in_two_are_read_from_a_folder_and_the_cache_of_
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     hf_folder.download.cache_clear()
-    pixels = torch.randn(2, 3, 32, 32)
     for place in (f"local-dir:{folder}", "hf:org/name"):
         model, _ = built(place, purpose=EVALUATE)
         with torch.no_grad():
-            assert_close(model.eval()(pixels), source(pixel_values=pixels).logits, atol=1e-5, rtol=0)
+            assert_close(model.eval()(PIXELS), source(pixel_values=PIXELS).logits, atol=1e-5, rtol=0)
         assert read_record(place.removeprefix("local-dir:")).class_names == list(NAMES)
     max(folder.glob("*.safetensors")).unlink()
     with refused(r"^[^\n]*c0ffee[^\n]*$"):
@@ -302,9 +301,8 @@ def small_vit(droppath: float, **changes: object):
 
 @torch.no_grad()
 def test_a_drop_path_changes_no_bit_of_an_evaluation():
-    images = torch.randn(4, 3, 32, 32)
-    assert torch.equal(small_vit(0.3)(images), small_vit(0.0)(images))
-    assert not torch.equal(small_vit(1.0).train()(images), small_vit(0.0).train()(images))
+    assert torch.equal(small_vit(0.3)(PIXELS), small_vit(0.0)(PIXELS))
+    assert not torch.equal(small_vit(1.0).train()(PIXELS), small_vit(0.0).train()(PIXELS))
 
 
 @mark.parametrize("rate", [0.0, 0.3])

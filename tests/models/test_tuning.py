@@ -6,12 +6,13 @@ import torch
 from conftest import cli, config_for, each_row, model_for
 from pytest import importorskip, mark
 from timm import create_model
-from torch import Tensor, nn
+from torch import nn
 
 from configs.schema.model import Lora
 from models.tuning import add_adapters, merge_adapters, set_training, write_peft_folder
 
 VIT = cli("MODEL.EMBED_DIM=24 MODEL.DEPTH=4 MODEL.NUM_HEADS=3 MODEL.NUM_CLASSES=5")
+IMAGES = torch.randn(4, 3, 32, 32)
 NORM_AND_HEAD = {"norm.weight", "norm.bias", "head.weight", "head.bias"}
 
 
@@ -36,7 +37,7 @@ class Kept:
         self.tensor = tensor
 
 
-def kept_bytes(model: nn.Module, images: Tensor) -> int:
+def kept_bytes(model: nn.Module) -> int:
     """The activations that are kept for the backward pass."""
     kept = weakref.WeakSet()
     weights = {tensor.untyped_storage()._cdata for tensor in model.state_dict().values()}
@@ -46,7 +47,7 @@ def kept_bytes(model: nn.Module, images: Tensor) -> int:
         return one
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one.tensor):
-        loss = model(images).sum()
+        loss = model(IMAGES).sum()
     storages = {one.tensor.untyped_storage()._cdata: one.tensor.untyped_storage() for one in kept}
     loss.backward()
     return sum(storage.nbytes() for address, storage in storages.items() if address not in weights)
@@ -77,9 +78,8 @@ def test_blocks_are_those_of_the_group_matcher(name, tune, expected):
 @mark.parametrize("extra", [(), ("MODEL.GRAD_CHECKPOINTING=true",)])
 def test_activations_are_kept_for_the_trained_blocks_only(extra):
     """head: the input of the head, a view of all tokens. last:1: of one of four blocks, too."""
-    images = torch.randn(4, 3, 32, 32)
     kinds = ("full", "last:1", "head")
-    full, last, head = (kept_bytes(tuned_model(*VIT, *extra, f"MODEL.TUNE={kind}"), images) for kind in kinds)
+    full, last, head = (kept_bytes(tuned_model(*VIT, *extra, f"MODEL.TUNE={kind}")) for kind in kinds)
     assert head == 4 * 5 * 24 * 4
     assert head < last < full / 4
 
@@ -106,16 +106,15 @@ def randomize(model: nn.Module) -> nn.Module:
 
 
 def test_adapters_start_without_effect_and_merge_by_the_formula():
-    images = torch.randn(2, 3, 32, 32)
     model = adapted(RANK=4, ALPHA=6)
     plain = timms_vit()
     before = {name: model.state_dict()[name].clone() for name in plain.state_dict()}
     plain.eval().load_state_dict(before)
-    assert torch.equal(model(images), plain(images))
+    assert torch.equal(model(IMAGES), plain(IMAGES))
     state = randomize(model).state_dict()
     merged = merge_adapters(state, alpha=6)
     plain.load_state_dict(merged)
-    assert torch.equal(model(images), plain(images))
+    assert torch.equal(model(IMAGES), plain(IMAGES))
     for path in ("blocks.0.attn.qkv", "blocks.1.mlp.fc2"):
         a = state[f"{path}.lora_A"].double()
         b = state[f"{path}.lora_B"].double()
@@ -151,8 +150,7 @@ def test_peft_opens_the_folder_with_the_same_outputs_and_gradients(tmp_path):
     saved = {"model": model.state_dict(), "state_dict_ema": None}
     write_peft_folder(tmp_path / "best.pth", saved, model, Lora(RANK=4, ALPHA=6))
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter", is_trainable=True).eval()
-    images = torch.randn(4, 3, 32, 32)
-    logits = [one(images) for one in (model, theirs)]
+    logits = [one(IMAGES) for one in (model, theirs)]
     assert torch.allclose(*logits, rtol=1e-4, atol=1e-5)
     for one in logits:
         one.logsumexp(1).square().sum().backward()

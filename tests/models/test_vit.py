@@ -11,8 +11,8 @@ from torch.testing import assert_close
 from models.vit import SampleDropBlock, add_residual, num_kept_samples
 
 B = 16
-N = 5
 C = 8
+X = torch.randn(B, 5, C)
 
 
 DROPPED = """
@@ -38,15 +38,14 @@ def test_number_of_kept_samples():
 
 def test_training_keeps_half():
     torch.manual_seed(0)
-    x = torch.randn(B, N, C)
-    changed = (SampleDropBlock(C, num_heads=2, drop_path=0.5)(x) != x).flatten(1).any(1)
+    changed = (SampleDropBlock(C, num_heads=2, drop_path=0.5)(X) != X).flatten(1).any(1)
     assert B / 2 <= changed.sum() < B  # by one branch or both
 
 
 def test_only_kept_samples_have_gradients():
     torch.manual_seed(0)
     branch = nn.Linear(C, C)
-    x = torch.randn(B, N, C, requires_grad=True)
+    x = X.clone().requires_grad_()
     seen = []
     output = add_residual(x, lambda part: (seen.append(part), branch(part))[1], 6)
     chosen = [next(i for i in range(B) if torch.equal(x[i], part)) for part in seen[0]]
@@ -58,9 +57,8 @@ def test_only_kept_samples_have_gradients():
 
 
 def test_a_branch_in_half_does_not_round_the_stream():
-    x = torch.randn(B, N, C)
-    assert add_residual(x, lambda part: part.half(), 8).dtype == torch.float32
-    assert add_residual(x.half(), lambda part: part, 8).dtype == torch.float16
+    assert add_residual(X, lambda part: part.half(), 8).dtype == torch.float32
+    assert add_residual(X.half(), lambda part: part, 8).dtype == torch.float16
 
 
 STEM = cli(
