@@ -25,6 +25,7 @@ GPU = torch.device("cuda:0")
 CONTEXT = ProcessContext(0, 0, 1, 1, GPU)
 _torch_linspace = torch.linspace
 _PROPERTIES = SimpleNamespace(name="fake", multi_processor_count=132, major=9, minor=0)
+_EVENT = SimpleNamespace(record=lambda: None, synchronize=lambda: None, query=lambda: False)
 
 
 def _fused_sgd(*arguments: Any, **options: Any):
@@ -49,7 +50,7 @@ def fake_gpu() -> Iterator[None]:
         patch.setattr("torch.cuda.get_device_properties", lambda device: _PROPERTIES)
         patch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
         patch.setattr("torch.cuda.default_generators", [SimpleNamespace(manual_seed=lambda seed: None)])
-        patch.setattr("torch.cuda.Event", _Event)
+        patch.setattr("torch.cuda.Event", lambda **options: _EVENT)
         patch.setattr("torch.utils._foreach_utils._foreach_supported_types", [Tensor, nn.Parameter, FakeTensor])
         patch.setattr(
             "torch._subclasses.fake_tensor.FakeTensorMode.__deepcopy__", lambda mode, memo: mode, raising=False
@@ -92,20 +93,6 @@ def _module_to(
         for name, buffer in part._buffers.items():
             part._buffers[name] = None if buffer is None else buffer.to(device)
     return module
-
-
-class _Event:
-    def __init__(self, **options: bool):
-        pass
-
-    def record(self):
-        pass
-
-    def synchronize(self):
-        pass
-
-    def query(self) -> bool:
-        return False
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, **options: Any) -> Tensor:

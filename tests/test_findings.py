@@ -7,8 +7,7 @@ import shutil
 import subprocess
 import sys
 
-from conftest import ROOT
-from pytest import mark
+from conftest import ROOT, each_row
 
 RUNNER = ROOT / "findings" / "run.sh"
 TEXTS = {path: path.read_text() for path in sorted(RUNNER.parent.glob("*.sh")) if path != RUNNER}
@@ -62,23 +61,24 @@ def test_the_index_is_made_from_the_heads():
         assert page.count(f"| [{script.stem}]({script.name}): ") == 1, script.name
 
 
-@mark.parametrize(
-    "commands, line",
-    [
-        ("venv/bin/pip install a==1\necho seen", "ok "),
-        ("venv/bin/pip install a==1\necho seen\nfalse", "CHANGED "),
-        ("venv/bin/pip install a==2", "not installed "),
-        (None, "no such finding "),
-    ],
-)
-def test_the_runner_says_how_a_finding_ended(tmp_path, commands, line):
+ENDS = """
+commands | said
+venv/bin/pip install a==1; echo seen | ok
+venv/bin/pip install a==1; echo seen; false | CHANGED
+venv/bin/pip install a==2 | not installed
+ | no such finding
+"""
+
+
+@each_row(ENDS)
+def test_the_runner_says_how_a_finding_ended(tmp_path, commands, said):
     shutil.copy(RUNNER, tmp_path)
     if commands:
         answer = "[ $2 = a==1 ] || { echo ERROR: no a==2; exit 1; }"
         pip = f"mkdir -p venv/bin\necho '{answer}' > venv/bin/pip\nchmod +x venv/bin/pip"
         (tmp_path / "one.sh").write_text("\n".join([*OWN_FOLDER, pip, commands]))
     ended = subprocess.run(["bash", tmp_path / "run.sh", "one"], capture_output=True, text=True)
-    said, *output = ended.stdout.splitlines()
-    assert said.startswith(line) and ended.returncode == (line != "ok ")
-    assert ("seen" in said or "seen" in output) == ("seen" in (commands or ""))
-    assert ("no a==2" in said) == (line == "not installed ")
+    line, *output = ended.stdout.splitlines()
+    assert line.startswith(f"{said} ") and ended.returncode == (said != "ok")
+    assert ("seen" in line or "seen" in output) == ("seen" in commands)
+    assert ("no a==2" in line) == (said == "not installed")

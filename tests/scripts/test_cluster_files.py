@@ -23,10 +23,10 @@ def run_sbatch(folder: Path, srun_status: int, *flags: str, **variables: str) ->
     for name, status in (("srun", srun_status), ("scontrol", 0)):
         (programs / name).write_text(f'#!/bin/bash\nprintf "%s\\n" "$@" > {folder / name}\nexit {status}\n')
         (programs / name).chmod(0o755)
+        (folder / name).touch()
     env = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": "42"} | variables
     status = subprocess.run(["bash", SBATCH, *flags], cwd=folder, env=env, timeout=60).returncode
-    srun, scontrol = ((folder / name).read_text() if (folder / name).exists() else "" for name in ("srun", "scontrol"))
-    return status, srun, scontrol
+    return status, (folder / "srun").read_text(), (folder / "scontrol").read_text()
 
 
 REQUEUED = """

@@ -38,6 +38,10 @@ def print_line(line: str):
     os.write(1, f"{line}\n".encode())  # one system call, so that lines of two processes do not mix
 
 
+def wait_for_others(context: ProcessContext):
+    all_reduce_sum(torch.zeros(1), context)
+
+
 def agree(context: ProcessContext):
     numbers = torch.tensor([context.rank + 1.0])
     total = all_reduce_sum(numbers, context)
@@ -68,19 +72,19 @@ def one_fails(context: ProcessContext):
     agree(context)
     if context.rank == 1:
         raise Unavailable("disk: full")
-    all_reduce_sum(torch.zeros(1), context)
+    wait_for_others(context)
 
 
 def one_crashes(context: ProcessContext):
     if context.rank == 1:
         raise ValueError("a bug")
-    all_reduce_sum(torch.zeros(1), context)
+    wait_for_others(context)
 
 
 def one_is_killed(context: ProcessContext):
     if context.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    all_reduce_sum(torch.zeros(1), context)
+    wait_for_others(context)
 
 
 def one_fails_and_its_exit_hangs(context: ProcessContext):
@@ -94,7 +98,7 @@ def one_hangs(context: ProcessContext, is_stopped: bool = False):
     set_process_group_timeout(timedelta(seconds=3.0))
     if context.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP) if is_stopped else time.sleep(600)
-    all_reduce_sum(torch.zeros(1), context)
+    wait_for_others(context)
 
 
 def one_is_stopped(context: ProcessContext):
@@ -103,7 +107,7 @@ def one_is_stopped(context: ProcessContext):
 
 def one_waits_for_a_sum(context: ProcessContext):
     time.sleep(0 if context.rank else 600)
-    all_reduce_sum(torch.zeros(1), context)
+    wait_for_others(context)
 
 
 def one_waits_for_a_group(context: ProcessContext):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import torch
 from conftest import ROOT, assert_same_state, cli, each_row, refused
@@ -75,14 +76,10 @@ EROFS | file system writable
 @each_row(FIXES)
 def test_full_disk_keeps_the_old_file_and_leaves_no_temporary_file(saved, monkeypatch, name, fix):
     before = saved.read_bytes()
-    number = getattr(errno, name)
-
-    def full(*_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr("utils.files.os.fsync", full)
+    problem = os.strerror(number := getattr(errno, name))
+    monkeypatch.setattr("utils.files.os.fsync", Mock(side_effect=OSError(number, problem)))
     for path in (saved, saved.with_name("first.pth")):
-        with refused(rf"{path.name}: cannot be saved: {os.strerror(number)}; .*{fix}"):
+        with refused(rf"{path.name}: cannot be saved: {problem}; .*{fix}"):
             atomic_save(path, {"weights": torch.zeros(10000)})
     assert saved.read_bytes() == before
     assert list(saved.parent.iterdir()) == [saved]
@@ -169,10 +166,7 @@ def test_the_temporary_folders_of_killed_processes_are_removed(tmp_path, monkeyp
 
 
 def fail_flock(monkeypatch, number: int):
-    def flock(*_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr("fcntl.flock", flock)
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(number, os.strerror(number))))
 
 
 def is_free(lock: Path) -> bool:

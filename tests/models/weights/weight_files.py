@@ -9,6 +9,7 @@ import safetensors.torch
 import torch
 from conftest import cells_of, line_of, seeded
 from numpy.random import default_rng
+from timm import create_model
 from timm.models import VisionTransformer
 from torch import Tensor, nn
 
@@ -33,6 +34,21 @@ def random_vit(seed: int = 0, **changes) -> VisionTransformer:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def vit(name: str = "vit_tiny_patch16_224", **changes) -> nn.Module:
+    options = parse_value("{img_size: 32, patch_size: 8, embed_dim: 48, depth: 2, num_heads: 3}")
+    return create_model(name, **options | changes)
+
+
+def randomized(model: nn.Module) -> nn.Module:
+    """In evaluation mode; scales and variances are above 1."""
+    generator = seeded(0)
+    for name, tensor in model.eval().state_dict().items():
+        if tensor.is_floating_point():
+            noise = 0.1 * torch.randn(tensor.shape, generator=generator)
+            tensor.copy_(1 + noise.abs() if name.endswith(("var", "norm.weight", "gamma")) else noise)
     return model
 
 
@@ -66,6 +82,10 @@ def refusal(path: Path | str, model: nn.Module | None = None, purpose: Purpose =
 def read(path: Path) -> dict[str, Tensor]:
     """The tensors of a file, with timm's names of a ViT."""
     return choose(read_weights(str(path)), small_vit(), Model(), FINE_TUNE).state
+
+
+def prefixed(prefix: str, state: dict) -> dict:
+    return {f"{prefix}{name}": tensor for name, tensor in state.items()}
 
 
 def without(state: dict, *names: str) -> dict:
