@@ -1,5 +1,5 @@
-"""Files of camera traps and other far fields, as their programs write them: a Camera Trap Data Package (Camtrap DP 1.0)
-is read by itself, of others the question has a command for each column that may be the label.
+"""Files of camera traps, and data of two tables: a question, and the code of docs/data.md makes the table of a Camera
+Trap Data Package (Camtrap DP 1.0), of two tables, and of MegaDetector's boxes.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Tables by their content: first lines, ids, tables that are joined, and unrelated tables near the images."""
+"""Tables by their content: ids, tables that share a column, and wrong paths."""
 
 from conftest import line_of, refused
 from pytest import mark
