@@ -153,10 +153,11 @@ def write_set(root, images, tables, values, more="", **_):
 
 
 def write_tar(file, paths, **texts):
-    """A shard whose images are never decoded. texts: by the ending of another file of each image, its content."""
+    """A shard. paths: of its images, with their contents if they are decoded. texts: by the ending of another file of
+    each image, its content."""
     files = {}
     for n, path in enumerate(paths):
-        files[path] = path.encode()
+        files[path] = paths[path] if isinstance(paths, dict) else path.encode()
         for ending, of_images in texts.items():
             files[path.replace("jpg", ending)] = of_images[n].encode()
     file.parent.mkdir(exist_ok=True)
