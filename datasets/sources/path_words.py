@@ -20,7 +20,8 @@ MASK = r"(?:binary|seg\w*)?_?masks?\d*|seg|segm|segmentations?|annotations?|gt|g
 SPLIT_WORD = re.compile(
     r"((?<![a-z])(?:train|trn|val|dev|eval|test|tst|h[eo]ld[-_ ]?out|pred|unlab|no_label)|"
     r"(?-i:(?<=[a-z])(?:Train|Val|Test|Pred)))"
-    r"(?:ing|id(?:ation)?|elopment|uation|ict(?:ions?|ed)?|ell?ed)?(?:val|set|data|images?|imgs?|split)?"
+    r"(?:ing|id(?:ation)?|elopment|uation|ict(?:ions?|ed)?|ell?ed)?"
+    r"(?:val|set|data|images?|imgs?|split|[-_ ](?:cases?|samples?))?"
     r"(?-i:(?![a-z]|(?<=[A-Z])[A-Z]))",
     re.IGNORECASE,
 )
@@ -29,7 +30,7 @@ _SPLIT_OF_WORD = {
     "pred": "none", "unlab": "none", "no_label": "none",
 }  # fmt: skip
 _NEUTRAL = re.compile(
-    r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|jpe?gs?|pngs?|tfrecords?|folder|cases?|samples?|"
+    r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|jpe?gs?|pngs?|tfrecords?|folder|"
     r"seg|hidden|private|public|final|blind|unseen|external|internal|official",
     re.IGNORECASE,
 )

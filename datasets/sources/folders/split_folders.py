@@ -260,9 +260,9 @@ class SplitFolders:
         rests = [SPLIT_WORD.sub("", folder.name) for folder in classes if folder.word]  # of box_train, box_test: equal
         if is_split or have_words or len({*rests}) < len(rests):
             return True
-        names = [folder.name for folder in classes]
-        of_images = [*filter(_OF_IMAGES.search, names)]  # images_original, images_compressed
-        if len(of_images) > 1 or (len(names) > 1 and any(map(_ALL_IMAGES.fullmatch, names))):
+        of_images = [one for one in classes if _OF_IMAGES.search(one.name) and not FoundFiles(one.path).top()[0]]
+        is_whole = len(classes) > 1 and any(_ALL_IMAGES.fullmatch(folder.name) for folder in classes)
+        if is_whole or len(of_images) > 1:  # images_original, images_compressed
             return True
         # Without labels, or with the word of a split and words as images or set alone
         return any(one.word == "none" or split_of_images(one.name) for one in classes if one != train)

@@ -168,7 +168,7 @@ predictions | p{a,b,c}/@.jpg | predictions.csv | path,class_1,probability_1,labe
 other images | p{a,b,c}/@.jpg | labels.csv | image,label | {n}.png,{label} | | .
 # Classes one level too high: images are named after their class
 inner organs | {train,val}/{colon/colon_aca/colon_colon_aca,colon/colon_n/colon_colon_n,lung/lung_aca/lung_lung_aca,lung/lung_n/lung_lung_n,lung/lung_scc/lung_lung_scc}_{0..3}.jpg | | | | | .
-inner LC25000 | {colon/colon_aca/colon_colon_aca,colon/colon_n/colon_colon_n,lung/lung_aca/lung_lung_aca,lung/lung_n/lung_lung_n,lung/lung_scc/lung_lung_scc}_{0..3}.jpg | | | | | .
+inner LC25000 | {colon_image_sets/colon_aca/colon_colon_aca,colon_image_sets/colon_n/colon_colon_n,lung_image_sets/lung_aca/lung_lung_aca,lung_image_sets/lung_n/lung_lung_n,lung_image_sets/lung_scc/lung_lung_scc}_{0..3}.jpg | | | | | .
 inner HyperKvasir | {lower/pathological/polyps/lower_pathological_polyps,lower/pathological/haem/lower_pathological_haem,lower/landmarks/cecum/lower_landmarks_cecum,lower/landmarks/ileum/lower_landmarks_ileum,upper/landmarks/pylorus/upper_landmarks_pylorus,upper/landmarks/z/upper_landmarks_z}_{0..3}.jpg | | | | | .
 inner hospitals | {Bonn/ill/Bonn_ill,Bonn/well/Bonn_well,Ulm/ill/Ulm_ill,Ulm/well/Ulm_well}_{0..3}.jpg | | | | | .
 inner patients | {ill/p1/ill_p1,ill/p2/ill_p2,well/p3/well_p3,well/p4/well_p4}_{0..3}.jpg | | | | | .

@@ -28,6 +28,8 @@ STL-10 | {train,test}/{a,b} unlabeled | a b | 6 2 8 | 0
 holdout | {train,holdout}/{a,b} | a b | 6 2 8 | 0
 Food-11 | {training,validation,evaluation}/{bread,egg} | bread egg | 8 8 8 | 0
 dev and eval | {train,dev,eval}/{a,b} | a b | 8 8 8 | 0
+eval alone | {train,eval}/{a,b} | a b | 8 8 | 0
+names of images | {cat,dog,bird_images} | bird_images cat dog | 9 3 | 0
 camel | {ImgTrain,ImgTest}/{a,b} | a b | 6 2 8 | 0
 classes beside splits | {a,b} {validation,Test}/{a,b} predictions | a b | 8 8 8 | 0
 classes of classes | colon/{aca,n} lung/{aca2,n2,scc} | colon lung | 18 2 | 0
