@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from conftest import cli, only_run, run_here
+from conftest import cli, evaluate, run_here
 from pytest import fixture
 from timm.models import VisionTransformer
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -39,9 +39,7 @@ def test_an_evaluation_makes_a_pass_per_map_of_its_page_and_syncs_no_picture(
     """Besides its tables (with the scores), `tables.json` and `summary.json`, the record is synced: four times, and
     twice with the digest of `images.csv.gz`, which is synced, too.
     """
-    words = cli(f"-eval -resume={trained_digits()} -output={tmp_path} -num_workers=0")
-    assert run_here(*words, pictures=True) == 0
-    folder = only_run(tmp_path, "eval")
+    folder = evaluate(tmp_path, f"-resume={trained_digits()}", "-num_workers=0", pictures=True)
     pictures = folder / EVALUATION / PICTURES
     tables = [path for path in pictures.parent.iterdir() if path.is_file()]
     page = (folder / "report.html").read_text()

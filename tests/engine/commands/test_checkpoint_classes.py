@@ -20,10 +20,10 @@ from conftest import (
     only_run,
     read_result,
     refused,
-    run_here,
     slow,
     train,
 )
+from conftest import evaluate as run_evaluation
 from pytest import approx, mark
 from safetensors.torch import save_file
 from scipy.special import softmax
@@ -74,8 +74,7 @@ def trained(images, tmp_path_factory) -> Path:
 
 def evaluate(trained: Path, images: Path, output: Path, *more: str) -> tuple[dict, str]:
     """The result and the log of an evaluation without the options of preprocessing."""
-    run_here("-eval", *argv_for(images, output, *more, f"MODEL.PRETRAINED={trained}"))
-    folder = only_run(output, "eval")
+    folder = run_evaluation(output, *argv_for(images, output, *more, f"MODEL.PRETRAINED={trained}"))
     return read_result(folder), log_of(folder)
 
 
@@ -100,12 +99,11 @@ def test_data_path_takes_the_place_of_the_digits_of_a_checkpoint(digits_run, tmp
     best = digits_run() / "best.pth"
     for label in (3, 7):
         write_class(tmp_path / "others" / str(label), 0, 6)  # black images: all get one label
-    argv = cli(f"-eval {weights}={best} -output={tmp_path / 'evaluated'} -num_workers=0")
-    run_here(*argv, f"-data_path={tmp_path / 'others'}")
-    folder = only_run(tmp_path / "evaluated", "eval")
+    words = f"{weights}={best}"
+    folder = run_evaluation(tmp_path / "evaluated", words, f"-data_path={tmp_path / 'others'}")
     assert read_result(folder)["top1"] in (0, 50)
     with refused("nowhere"):
-        run_here(*argv, "-data_path=nowhere")
+        run_evaluation(tmp_path, words, "-data_path=nowhere")
 
 
 def test_a_folder_of_some_classes_is_evaluated_by_name(trained, tmp_path):

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from conftest import cells_of, cli, line_of, of_module, only_run, read_result, refused, run_here, slow
+from conftest import cells_of, cli, line_of, of_module, predict, read_result, refused, slow
+from conftest import evaluate as run_evaluation
 from numpy.random import default_rng
 from pytest import approx, mark
 from timm import create_model
@@ -86,11 +87,10 @@ def figures(model: nn.Module, pixels: np.ndarray, outputs: Iterable[int]) -> Any
 
 def evaluate(folder: Path, data: Path, *options: str, weights: str = "12.pth", dataset: str = "folder") -> list[float]:
     model = [f"-model={NAME}", f"-image_size={SIZE}"] if weights.endswith(".pth") else []
-    flags = ["-eval", *model, f"-pretrained={folder / weights}", f"-data_path={data}", f"-dataset={dataset}"]
+    flags = [*model, f"-pretrained={folder / weights}", f"-data_path={data}", f"-dataset={dataset}", "-num_workers=0"]
     output = folder / f"out{len([*folder.iterdir()])}"
     options = [*(DATA if model else []), "SEED=0", *options]
-    run_here(*flags, "-num_workers=0", f"-output={output}", "-opts", *options)
-    result = read_result(only_run(output, "eval"))
+    result = read_result(run_evaluation(output, *flags, "-opts", *options))
     return [result["top1"], result["loss"]]
 
 
@@ -199,9 +199,7 @@ def test_incomplete_names_in_config_json(folder, tmp_path):
 
 def predicted(folder: Path, *weights: str) -> list[str]:
     """All classes of the first prediction of the images in `data`, the most probable first."""
-    flags = ["-predict", str(folder / "data"), *weights, f"-output={folder / 'predictions'}", "-top_k=2000"]
-    run_here(*flags, "-num_workers=0")
-    row = read_csv_rows(folder / "predictions/predictions.csv")[0]
+    row, *_ = predict(folder / "predictions", str(folder / "data"), "-top_k=2000", "-num_workers=0", *weights)
     return [text for key, text in row.items() if key.startswith("class_")]
 
 
@@ -316,10 +314,8 @@ def test_weights_of_others_are_evaluated_on_val_or_test_before_a_part_of_train(f
 
     def evaluated(*flags):
         output = folder / f"split{len([*folder.iterdir()])}"
-        weights = cli(f"-model={NAME} -pretrained={folder / '2.pth'} -data_path={tmp_path}")
-        flags = (*weights, *flags, "-num_workers=0", f"-output={output}", "-batch_size=99")
-        run_here("-eval", *flags)
-        result = read_result(only_run(output, "eval"))
+        words = cli(f"-model={NAME} -pretrained={folder / '2.pth'} -data_path={tmp_path} -batch_size=99")
+        result = read_result(run_evaluation(output, *words, "-num_workers=0", *flags))
         return result["split"], result["samples"]
 
     assert evaluated("-split=train") == ("train", 11)

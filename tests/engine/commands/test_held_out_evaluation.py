@@ -13,11 +13,10 @@ from conftest import (
     cli,
     config_for,
     each_value,
+    evaluate,
     log_of,
-    only_run,
     read_result,
     refused,
-    run_here,
     train,
     values_of,
 )
@@ -50,8 +49,7 @@ def argv(tmp_path) -> list[str]:
 
 def evaluated(weights: Path, split: str, output: Path, *data: str) -> tuple[float, bool]:
     """The loss, and whether the log says that these images chose the weights."""
-    run_here("-eval", f"-pretrained={weights}", f"-split={split}", *data, f"-output={output}")
-    folder = only_run(output, "eval")
+    folder = evaluate(output, f"-pretrained={weights}", f"-split={split}", *data)
     return read_result(folder)["loss"], "best of 3 epochs chosen on these images: too good" in log_of(folder)
 
 

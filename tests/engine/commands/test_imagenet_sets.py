@@ -8,6 +8,7 @@ import numpy as np
 import timm
 import torch
 from conftest import cells_of, cli, config_for, line_of, model_for, of_module, only_run, read_result, run_here
+from conftest import evaluate as run_evaluation
 from numpy.random import default_rng
 from PIL import Image
 from pytest import approx, mark
@@ -52,8 +53,7 @@ def figures(logits: Tensor, targets: Tensor) -> list[float]:
 
 
 def evaluate(dataset: str, root: Path, weights: Path, output: Path, *options: str) -> list[float]:
-    run_here("-eval", *flags(dataset, root, weights, output, *options))
-    result = read_result(only_run(output, "eval"))
+    result = read_result(run_evaluation(output, *flags(dataset, root, weights, output, *options)))
     return [result[key] for key in ("top1", "top5", "loss")]
 
 

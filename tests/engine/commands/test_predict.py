@@ -9,12 +9,11 @@ from conftest import (
     GREY,
     TINY_VIT,
     cli,
+    evaluate,
     of_module,
-    only_run,
     predict,
     read_result,
     refused,
-    run_here,
     run_script,
     train,
 )
@@ -59,8 +58,7 @@ def test_the_accuracy_of_the_file_is_that_of_the_evaluation(images, trained, tmp
     moved = shutil.copy(trained / "best.pth", tmp_path / "moved.pth")
     shutil.copytree(images, other := tmp_path / "other")  # the data of the training would be split
     argv = [f"-resume={trained / 'best.pth'}", f"-data_path={other}"]
-    run_here("-eval", *argv, f"-output={tmp_path}")
-    expected = read_result(only_run(tmp_path, "eval"))
+    expected = read_result(evaluate(tmp_path, *argv))
     of_run = predict(tmp_path / "run", *argv)
     of_file = predict(tmp_path / "file", f"-pretrained={moved}", "-dataset=folder", f"-data_path={other}")
     assert len(of_run) == 4 * PER_CLASS

@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import torch
-from conftest import ROOT, TINY_VIT, cli, noise_folder, only_run, read_result, refused, run_here, train
+from conftest import ROOT, TINY_VIT, cli, evaluate, noise_folder, read_result, refused, run_here, train
 from pytest import approx, fixture, mark
 from timm.models import VisionTransformer
 
@@ -133,8 +133,7 @@ def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, monkeypatch
     measured = dict.fromkeys(("peak_memory_bytes", "total_seconds"))
     assert read_result(folder) | measured == result | measured
 
-    run_here("-eval", f"-pretrained={result['checkpoint']}", "-output=eval")
-    evaluated = read_result(only_run(Path("eval"), "eval"))
+    evaluated = read_result(evaluate(Path("eval"), f"-pretrained={result['checkpoint']}"))
     assert tuple(evaluated) == RESULT_KEYS
     same = ("top1", "samples", "split", "checkpoint")
     assert [evaluated[key] for key in same] == [result[key] for key in same]

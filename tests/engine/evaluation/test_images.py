@@ -14,6 +14,7 @@ from conftest import (
     config_for,
     each_value,
     eval_loader_for,
+    evaluate,
     export_as,
     images_of,
     log_of,
@@ -21,7 +22,6 @@ from conftest import (
     read_result,
     read_samples,
     refused,
-    run_here,
     samples_for,
     train,
 )
@@ -108,26 +108,22 @@ def test_a_run_lists_the_files_that_it_has_read(argv, data, tmp_path):
 def test_images_that_differ_from_the_runs_are_named(argv, data, tmp_path):
     run = train(argv)
     strict = ["-opts", "DATA.IMAGE_HASHES=strict"]
-    run_here("-eval", f"-resume={run}", f"-output={tmp_path / 'renamed'}", *strict, "DATA.RENAME={class0: new}")
+    evaluate(tmp_path / "renamed", f"-resume={run}", *strict, "DATA.RENAME={class0: new}")
     noise(data / "val/class0/0.png", 7)
     (data / "val/class1/1.png").unlink()
     noise(data / "val/class1/new.png", 8)
     noise(data / "train/class0/0.png", 9)
-    evaluation = cli(f"-eval -resume={run} -output={tmp_path / 'eval'}")
-    run_here(*evaluation)
-    (text,) = warnings_of(only_run(tmp_path / "eval", "eval"))
+    (text,) = warnings_of(evaluate(tmp_path / "eval", f"-resume={run}"))
     for part in ("1 changed ('class0/0.png')", "1 missing ('class1/1.png')", "1 new ('class1/new.png')"):
         assert part in text
     with refused("strict"):
-        run_here(*evaluation, f"-output={tmp_path / 'strict'}", *strict)
+        evaluate(tmp_path / "strict", f"-resume={run}", *strict)
     assert read_result(only_run(tmp_path / "strict", "eval"))["top1"] is None
     longer = [*argv, *cli(f"-resume={run} -opts TRAIN.NUM_EPOCHS=4 DATA.IMAGE_HASHES=strict")]
     for number in (2, 1):  # then no training image is read again
         with refused(f"{number} changed .*strict"):
             train(longer)
-    shutil.rmtree(tmp_path / "eval")
-    run_here(*evaluation, "-opts", "DATA.IMAGE_HASHES=none")
-    folder = only_run(tmp_path / "eval", "eval")
+    folder = evaluate(tmp_path / "none", f"-resume={run}", "-opts", "DATA.IMAGE_HASHES=none")
     assert not warnings_of(folder)
     assert not (folder / IMAGES).exists()
 
