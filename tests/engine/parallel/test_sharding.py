@@ -205,15 +205,15 @@ def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, mon
     monkeypatch.setattr("engine.training.session.build_strategy", FullyShardedDataParallel)  # one rank would use none
 
     def argv(output, *more):
-        options = [*TINY_VIT, *GREY, CLIP, *cli(AVERAGE), "DETERMINISTIC=true", "DATA.FRACTION=0.25"]
-        options += cli("TRAIN.BASE_LR=1e-3 SAVE_FREQ_STEPS=4 TRAIN.NUM_EPOCHS=1")
+        options = [*TINY_VIT, *GREY, CLIP, *cli(AVERAGE), "DETERMINISTIC=true", "DATA.FRACTION=0.1"]
+        options += cli("TRAIN.BASE_LR=1e-3 SAVE_FREQ_STEPS=2 TRAIN.NUM_EPOCHS=1")
         options += [BF16, "AMP.DTYPE=float16"] if group_of_one.device.type == "cuda" else []
-        flags = cli(f"-dataset=digits -batch_size=48 -output={tmp_path / output}")
+        flags = cli(f"-dataset=digits -batch_size=32 -output={tmp_path / output}")
         return [*flags, "-opts", *options, f"PARALLEL.STRATEGY={strategy}", *more]
 
     whole = states(train(argv("whole"), group_of_one))
-    stopped = train(argv("stopped", "TRAIN.MAX_STEPS=4"), group_of_one)
-    assert states(stopped)["done_steps"] == 4
+    stopped = train(argv("stopped", "TRAIN.MAX_STEPS=2"), group_of_one)
+    assert states(stopped)["done_steps"] == 2
     train(cli(f"-resume={stopped} -opts TRAIN.MAX_STEPS=null"), group_of_one)
     assert_same_state(states(stopped), whole)
 
@@ -228,7 +228,7 @@ def test_a_sharded_state_is_gathered_after_the_last_one_is_written(group_of_one,
 
     def write_slowly(*arguments):
         writing.append(True)
-        time.sleep(0.3)
+        time.sleep(0.1)
         write(*arguments)
         writing.clear()
 

@@ -118,9 +118,9 @@ RUN = cli("TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9 TRAIN.GRAD_CLIP=1.0 MO
 
 @mark.parametrize("level, dtype", [("O1", "float16"), slow("O2", "bfloat16"), slow("O3", "bfloat16")])
 def test_resume_is_bit_exact(digits_argv, level, dtype):
-    argv = [*digits_argv, *RUN, *cli(f"AMP.LEVEL={level} AMP.DTYPE={dtype} AMP.ENABLED=true TRAIN.MAX_STEPS=8")]
+    argv = [*digits_argv, *RUN, *cli(f"AMP.LEVEL={level} AMP.DTYPE={dtype} AMP.ENABLED=true TRAIN.MAX_STEPS=6")]
     whole = states(train(argv))
-    stopped = train([*argv, "TRAIN.MAX_STEPS=5"])
+    stopped = train([*argv, "TRAIN.MAX_STEPS=3"])
     assert_same_state(states(train([f"-resume={stopped}", *argv])), whole)
     assert whole["model"]["head.weight"].dtype == (torch.bfloat16 if level == "O3" else torch.float32)
     assert whole["state_dict_ema"]["head.weight"].dtype == torch.float32
@@ -148,11 +148,10 @@ def test_resume_restores_a_frozen_backbone(digits_argv, trained_digits, level, t
     argv = ["-amp", f"-pretrained={pretrained}", *digits_argv, f"MODEL.TUNE={tune}", f"AMP.LEVEL={level}"]
     argv += cli("TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.5 TRAIN.NUM_EPOCHS=1 TRAIN.ACCUM_ITER=2")
     argv += cli("MODEL.DROPOUT=0.1 MODEL.LORA.DROPOUT=0.1 TRAIN.HEAD_LR_SCALE=3.0")
-    uninterrupted = load_checkpoint(train([*argv, "TRAIN.MAX_STEPS=8"]) / "last.pth")
-    stopped = train([*argv, "TRAIN.MAX_STEPS=4"])
-    resumed = load_checkpoint(train([f"-resume={stopped}", *argv, "TRAIN.MAX_STEPS=8"]) / "last.pth")
-    for part in ("model", "state_dict_ema", "optimizer"):
-        assert_same_state(resumed[part], uninterrupted[part], part)
+    uninterrupted = states(train(argv))
+    stopped = train([*argv, "TRAIN.MAX_STEPS=1"])  # of 3
+    resumed = states(train([f"-resume={stopped}", *argv]))
+    assert_same_state(resumed, uninterrupted)
     for name, value in load_checkpoint(pretrained)["model"].items():
         found = resumed["model"][name]
         is_trained = name.startswith(("head", "blocks.1", "norm") if tune == "last:1" else "head")

@@ -8,7 +8,7 @@ import torch
 from conftest import seeded, slow
 from dispatch import DispatchMode, op_name
 from fake_gpu import GPU, fake_gpu
-from precision_cases import BF16, CPU, FP32, policy
+from precision_cases import BF16, CPU, FP32, policy, vit
 from pytest import mark
 from timm.layers import LayerNorm2d
 from timm.models import VisionTransformer
@@ -82,7 +82,7 @@ class NormDtypes(DispatchMode):
 def norm_dtypes(level: str, device: torch.device, **lists: tuple[str, ...]) -> set[tuple[torch.dtype, torch.dtype]]:
     with fake_gpu() if device == GPU else nullcontext():
         precision = policy(level, device=device, **lists)
-        model = long_vit().to(device)
+        model = vit().to(device)
         precision.apply_op_lists(model)
         with NormDtypes() as dtypes, precision.autocast():
             logits = precision.compute_copy(model)(torch.zeros(2, 3, 32, 32, device=device))

@@ -84,6 +84,10 @@ def test_short_epochs_have_the_first_images_of_the_order():
     assert (layout.steps_per_epoch, layout.batches_per_epoch) == (5, 10)
 
 
+def train_options(folder: Path) -> dict:
+    return parse_value((folder / "config.yaml").read_text())["TRAIN"]
+
+
 @mark.parametrize("how", ["RUN", slow("auto"), slow("RUN and its first recipe")])
 def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(how, tmp_path, monkeypatch):
     monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (2, 4))
@@ -94,7 +98,7 @@ def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(how, tmp_p
     mixing = ["TRAIN.MIXUP_ALPHA=0.2", "TRAIN.MIXUP_OFF_EPOCH=10"]
     command = [*digits_flags(tmp_path / "timed"), *stopped, *schedule, *mixing, "-minutes=30"]
     folder = train(command)
-    options = parse_value((folder / "config.yaml").read_text())["TRAIN"]
+    options = train_options(folder)
     assert [options[key] for key in ("NUM_EPOCHS", "EPOCH_STEPS", "WARMUP_EPOCHS", "MINUTES")] == [2, 4, 0.5, 30]
     monkeypatch.setattr("engine.training.minutes.epochs_in", None)  # a resume does not measure
     same = [option for option in command if "MAX_STEPS" not in option]
@@ -120,7 +124,7 @@ def test_a_run_of_a_sweep_takes_over_the_epochs_of_a_run_of_its_speed(tmp_path, 
     def options_of(name, *options):
         options = ["TRAIN.MAX_STEPS=1", "TRAIN.NUM_EPOCHS=40", *options]
         folder = train([*digits_flags(tmp_path), *options, "-minutes=30", f"-name={name}"])
-        return parse_value((folder / "config.yaml").read_text())["TRAIN"], read_json(folder / "run.json")["given"]
+        return train_options(folder), read_json(folder / "run.json")["given"]
 
     monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (10, 4))
     first, given = options_of("SEED=0", "SEED=0", "TRAIN.WARMUP_EPOCHS=4")
@@ -201,10 +205,6 @@ def test_no_options_are_copied_after_the_plan(tmp_path, monkeypatch):
     folder = train([*digits_flags(tmp_path), "TRAIN.MAX_STEPS=1"])
     train(cli(f"-resume={folder} -opts TRAIN.MAX_STEPS=2"))
     assert copies == []
-
-
-def train_options(folder: Path) -> dict:
-    return parse_value((folder / "config.yaml").read_text())["TRAIN"]
 
 
 @mark.parametrize("factor", [slow(0.5), 2, slow(4)])

@@ -214,9 +214,9 @@ def test_a_disk_without_room_for_a_checkpoint_ends_the_run_before_its_folder_is_
     assert not Path(config_for(*digits_argv).save).exists()
 
 
-@mark.parametrize("kind", ["resnet10t", slow("levit_128s")])
+@mark.parametrize("kind", ["test_resnet", slow("levit_128s")])
 def test_a_batch_norm_of_one_value_per_channel_is_refused_before_the_first_step(kind, tmp_path):
-    size = 32 if kind == "resnet10t" else 224
+    size = 32 if kind == "test_resnet" else 224
     flags = [f"-data_path={noise_folder(tmp_path / 'data', 8, 2, (12, 12, 3))}", "-dataset=folder", "-num_workers=0"]
     flags += cli(f"-model={kind} -image_size={size} -output={tmp_path / 'out'} -epochs=1")
     one = [*flags, "-batch_size=1", "-opts", "TRAIN.MAX_STEPS=1"]
@@ -225,7 +225,7 @@ def test_a_batch_norm_of_one_value_per_channel_is_refused_before_the_first_step(
             run_here(*command, *one)
     assert not (tmp_path / "out").exists()
     accepted = [[*flags, "-batch_size=2", "-opts", "TRAIN.MAX_STEPS=1"]]
-    if kind == "resnet10t":  # LeViT's head has a batch norm
+    if kind == "test_resnet":  # LeViT's head has a batch norm
         accepted.append([*one, "MODEL.TUNE=head"])
     for argv in accepted:
         assert load_checkpoint(train(argv) / "last.pth")["done_steps"] == 1
