@@ -184,7 +184,7 @@ LONG = [
 @pytest.mark.parametrize("text, expected", [*cells_of(YAML_MISTAKES.replace("\\\n", "")), *LONG])
 def test_mistakes_in_yaml_name_file_line_and_key(text, expected, tmp_path):
     content = text.replace("; ", "\n").replace(r"\t", "\t")
-    message = error_of(f"-cfg={write(tmp_path, 'recipe.yaml', content)}")
+    message = line_of(parse_recipe, tmp_path, content)
     assert re.search(expected, message), message
 
 
@@ -262,13 +262,12 @@ CROP_PCT: 1 | -dataset=fake -data_path=y |
 
 @each_row(DATA_PATHS)
 def test_a_data_path_replaces_a_data_set_without_files(tmp_path, recipe, flags, dataset):
-    (tmp_path / "recipe.yaml").write_text(f"DATA: {{{recipe}}}")
-    argv = [f"-cfg={tmp_path / 'recipe.yaml'}", *flags.split()]
+    text = f"DATA: {{{recipe}}}"
     if not dataset:
         with refused(r"DATASET \w+ .* does not use DATA.DATA_PATH"):
-            parse_command_line(argv)
+            parse_recipe(tmp_path, text, flags)
     else:
-        command = parse_command_line(argv)
+        command = parse_recipe(tmp_path, text, flags)
         assert command.config.data.dataset == dataset
         assert bool(told(command.notes, "is replaced")) == (dataset == "imagenet2012")
 

@@ -15,6 +15,7 @@ from configs.load import flatten
 from configs.parts import LOSSES, Part, open_plugin
 from configs.yaml_io import parse_value
 from engine.run.folder import next_command
+from tests.configs.option_values import parse_recipe
 
 TINY = ("-dataset=digits", "-opts", *TINY_VIT, *GREY)
 OPTIONS = ("LOSS.NAME=power", "DATA.HOST_AUGMENTATIONS={add: {power: 2.0}}", "DATA.DEVICE_AUGMENTATIONS={drift: null}")
@@ -31,9 +32,7 @@ def test_options_of_parts_are_saved_with_their_defaults(plugin, tmp_path):
     command = parse_command_line([f"-plugin={plugin}", *TINY, *OPTIONS, "TRAIN.OPTIMIZER.NAME=plainsgd"])
     saved = dict(flatten(parse_value(to_yaml(command.config))))
     assert saved.items() >= parse_value(SAVED).items()
-    recipe = tmp_path / "config.yaml"
-    recipe.write_text(to_yaml(command.config))
-    assert config_for(f"-cfg={recipe}", f"-plugin={plugin}") == command.config
+    assert parse_recipe(tmp_path, to_yaml(command.config), f"-plugin={plugin}").config == command.config
     assert f"-plugin={plugin}" in next_command(command, "-eval")
 
 
@@ -72,10 +71,9 @@ def test_a_recipe_runs_no_code_by_itself(tmp_path):
 
 
 def test_a_changed_plugin_is_a_warning(plugin, tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(f"PLUGINS: ['elsewhere/{Path(plugin).name}#sha256=0123']")
-    notes = parse_command_line([f"-cfg={recipe}", f"-plugin={plugin}", *TINY]).notes
-    assert told(notes, "0123", "warning")
+    text = f"PLUGINS: ['elsewhere/{Path(plugin).name}#sha256=0123']"
+    command = parse_recipe(tmp_path, text, f"-plugin={plugin} {' '.join(TINY)}")
+    assert told(command.notes, "0123", "warning")
 
 
 @pytest.mark.parametrize(
