@@ -22,8 +22,6 @@ from configs.yaml_io import parse_value, write_yaml
 from tests.configs.option_values import assert_options, parse_recipe
 from utils.errors import Findings, UserError
 
-GLOBAL_BATCH = ("DATA.GLOBAL_BATCH_SIZE=24", "DATA.BATCH_SIZE=2")
-
 
 def options(*keys: str) -> Config:
     return config_for("-opts", "SEED=0", *keys)
@@ -33,20 +31,39 @@ def steps_of(num_ranks: int, *keys: str) -> int:
     return follow_facts(options(*keys), Facts(num_ranks)).train.accum_iter
 
 
-def test_accumulation_follows_from_the_number_of_ranks():
-    assert [steps_of(ranks, *GLOBAL_BATCH) for ranks in (1, 2, 3, 4, 6, 12)] == [12, 6, 4, 3, 2, 1]
-    assert steps_of(3, *GLOBAL_BATCH, "TRAIN.ACCUM_ITER=2") == 4  # of a recipe
-    assert [steps_of(ranks) for ranks in (1, 7)] == [1, 1]
-    assert steps_of(7, "TRAIN.ACCUM_ITER=3") == 3
+STEPS = """
+ranks | keys | steps
+1 | DATA.GLOBAL_BATCH_SIZE=24 DATA.BATCH_SIZE=2 | 12
+2 | DATA.GLOBAL_BATCH_SIZE=24 DATA.BATCH_SIZE=2 | 6
+3 | DATA.GLOBAL_BATCH_SIZE=24 DATA.BATCH_SIZE=2 | 4
+4 | DATA.GLOBAL_BATCH_SIZE=24 DATA.BATCH_SIZE=2 | 3
+6 | DATA.GLOBAL_BATCH_SIZE=24 DATA.BATCH_SIZE=2 | 2
+12 | DATA.GLOBAL_BATCH_SIZE=24 DATA.BATCH_SIZE=2 | 1
+3 | DATA.GLOBAL_BATCH_SIZE=24 DATA.BATCH_SIZE=2 TRAIN.ACCUM_ITER=2 | 4  # the second one is of a recipe
+1 | | 1
+7 | | 1
+7 | TRAIN.ACCUM_ITER=3 | 3
+"""
 
 
-def test_another_global_batch_of_a_checkpoint_is_named_with_the_option_that_keeps_it():
-    checkpoint = {"geometry": EpochLayout(64, BatchPlan(8), seed=0).geometry}
-    line = "the global batch size is {}, before 8{}".format
-    kept = "; DATA.GLOBAL_BATCH_SIZE=8 keeps it"
-    expected = {8: None, 4: line(4, kept), 2: line(2, kept), 12: line(12, "")}
-    layouts = {size: EpochLayout(64, BatchPlan(size), seed=0) for size in expected}
-    assert {size: layout.changed_global_batch(checkpoint) for size, layout in layouts.items()} == expected
+@each_row(STEPS)
+def test_accumulation_follows_from_the_number_of_ranks(ranks, keys, steps):
+    assert steps_of(int(ranks), *keys.split()) == int(steps)
+
+
+OTHER_BATCHES = """
+size | line
+8 |
+4 | the global batch size is 4, before 8; DATA.GLOBAL_BATCH_SIZE=8 keeps it
+2 | the global batch size is 2, before 8; DATA.GLOBAL_BATCH_SIZE=8 keeps it
+12 | the global batch size is 12, before 8
+"""
+
+
+@each_row(OTHER_BATCHES)
+def test_another_global_batch_of_a_checkpoint_is_named_with_the_option_that_keeps_it(size, line):
+    before, now = (EpochLayout(64, BatchPlan(number), seed=0) for number in (8, int(size)))
+    assert now.changed_global_batch({"geometry": before.geometry}) == (line or None)
 
 
 CLASSES = """

@@ -33,6 +33,10 @@ OPEN_MPI = "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_
 OPEN_MPI_LOCAL = f"{OPEN_MPI} OMPI_COMM_WORLD_LOCAL_RANK=1"
 SRUN_2 = "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2"
 SRUN_16 = "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=16"
+SRUN = (
+    "SLURM_PROCID=5 SLURM_LOCALID=1 SLURM_NODEID=2 SLURM_STEP_NUM_TASKS=7 SLURM_STEP_TASKS_PER_NODE=2(x3),1 "
+    "SLURM_STEP_NODELIST=node[03-06] SLURM_NODELIST=node[01-09] SLURM_JOB_ID=1234 SLURM_STEP_ID=0"
+)
 
 
 LAUNCHERS = f"""
@@ -56,6 +60,8 @@ PET_NNODES=2 RANK=1 WORLD_SIZE=8 | without LOCAL_RANK  # a PyTorchJob
 {OPEN_MPI} | OMPI_COMM_WORLD_LOCAL_RANK: not set
 PMI_RANK=1 MPI_LOCALRANKID=1 | PMI_SIZE: not set
 {SRUN_2} | SLURM_LOCALID: not set
+{SRUN} SLURM_NODEID=4 | SLURM_NODEID is '4'  # not in its list
+{SRUN} SLURM_NODEID=x | SLURM_NODEID is 'x'
 {OPEN_MPI_LOCAL} | MASTER_ADDR: not set  # on several hosts
 {ONE_OF_2} RANK=abc | RANK is 'abc':
 {ONE_OF_2} RANK=-1 | RANK is '?-1'?:
@@ -112,18 +118,6 @@ LOCAL_SIZE=8 | None  # of another program
 def test_ranks_of_this_host(variables, expected):
     place = under(env("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0", variables), torchrun_variables)
     assert str(place.get("LOCAL_WORLD_SIZE")) == expected
-
-
-SRUN = (
-    "SLURM_PROCID=5 SLURM_LOCALID=1 SLURM_NODEID=2 SLURM_STEP_NUM_TASKS=7 SLURM_STEP_TASKS_PER_NODE=2(x3),1 "
-    "SLURM_STEP_NODELIST=node[03-06] SLURM_NODELIST=node[01-09] SLURM_JOB_ID=1234 SLURM_STEP_ID=0"
-)
-
-
-@mark.parametrize("node", ["4", "x"])
-def test_srun_names_a_node_of_its_list(node):
-    with refused(f"SLURM_NODEID is '{node}'"):
-        under(env(SRUN, f"SLURM_NODEID={node}"), torchrun_variables)
 
 
 def test_srun_variables():
