@@ -82,9 +82,13 @@ def test_kubernetes_manifest():
     (container,) = spec["containers"]
     env = {variable["name"]: variable.get("value", "1") for variable in container["env"]}
     assert container["command"] == ["python", "scripts/kubernetes/torchrun.py", "main_multi_gpu.py"]
-    of_container = {"containerName": container["name"], "operator": "In", "values": [REFUSED]}
-    evicted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
-    assert job["spec"]["podFailurePolicy"]["rules"] == [{"action": "FailJob", "onExitCodes": of_container}, evicted]
+    rules = f"""
+- action: FailJob
+  onExitCodes: {{containerName: {container["name"]}, operator: In, values: [{REFUSED}]}}
+- action: Ignore
+  onPodConditions: [{{type: DisruptionTarget}}]
+"""
+    assert job["spec"]["podFailurePolicy"]["rules"] == yaml.safe_load(rules)
     assert spec["restartPolicy"] == "Never"
     assert int(env["PET_NNODES"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
     assert int(env["PET_NPROC_PER_NODE"]) == container["resources"]["limits"]["nvidia.com/gpu"]

@@ -67,18 +67,26 @@ def test_a_wanted_gpu_is_used_or_refused(machine, error, visible, has_gpu, wante
         assert visible_gpus(wanted) == 0
 
 
-def test_a_build_without_cuda(machine):
+WITHOUT_CUDA = """
+visible | has_gpu | warned
+unset | |
+unset | yes | yes
+ | yes |
+"""
+
+
+@each_row(WITHOUT_CUDA)
+def test_a_build_without_cuda_uses_the_cpu_and_warns_beside_a_gpu(machine, visible, has_gpu, warned):
+    machine("never called", visible, bool(has_gpu), cuda=None)
+    assert visible_gpus() == 0
+    assert ("built without CUDA" in cpu_warning(CPU)) == bool(warned)
+    assert cpu_warning(GPU) == ""
+
+
+def test_a_build_without_cuda_cannot_use_a_visible_gpu(machine):
     machine("never called", "0", cuda=None)
     with refused("built without CUDA"):
         visible_gpus()
-    machine("never called", cuda=None)
-    assert visible_gpus() == 0
-    assert cpu_warning(CPU) == ""
-    machine("never called", has_gpu=True, cuda=None)
-    assert "built without CUDA" in cpu_warning(CPU)
-    assert cpu_warning(GPU) == ""
-    machine("never called", "", has_gpu=True, cuda=None)
-    assert cpu_warning(CPU) == ""
 
 
 VISIBLE = """
