@@ -1,10 +1,11 @@
 """Checkpoints: one is complete at any moment, and a damaged one is skipped."""
 
+import itertools
 import os
 import pickle
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -199,15 +200,13 @@ class Killed(BaseException):
     pass
 
 
-def dies_at(call: int, monkeypatch: MonkeyPatch) -> Callable[[], int]:
-    """The process dies before the given change of a name. Returns a counter."""
-    calls = 0
+def dies_at(call: int, monkeypatch: MonkeyPatch) -> Iterator[int]:
+    """The process dies before the given change of a name. Returns the numbers of the next changes."""
+    calls = itertools.count(1)
 
     def counted(real):
         def function(*args, **options):
-            nonlocal calls
-            calls += 1
-            if calls == call:
+            if next(calls) == call:
                 raise Killed
             return real(*args, **options)
 
@@ -215,7 +214,7 @@ def dies_at(call: int, monkeypatch: MonkeyPatch) -> Callable[[], int]:
 
     for module, name in ((os, "replace"), (Path, "unlink")):
         monkeypatch.setattr(module, name, counted(getattr(module, name)))
-    return lambda: calls
+    return calls
 
 
 def test_killed_at_any_moment_a_checkpoint_is_valid(tmp_path):
@@ -228,7 +227,7 @@ def test_killed_at_any_moment_a_checkpoint_is_valid(tmp_path):
         folder = Path(shutil.copytree(before, tmp_path / f"killed-{call}"))
         with MonkeyPatch.context() as patch:
             writer = new_writer(folder)
-            counter = dies_at(call, patch)
+            calls = dies_at(call, patch)
             with suppress(Killed):
                 save(writer, 3, is_best=True)
         found = find_checkpoint(str(folder), CPU)
@@ -237,7 +236,7 @@ def test_killed_at_any_moment_a_checkpoint_is_valid(tmp_path):
         new_writer(folder)
         assert not list(folder.glob(".*.tmp"))
         assert set(epochs(folder).values()) <= {1, 2, 3}  # nothing is damaged
-        if counter() < call:
+        if next(calls) <= call:
             break
     assert call > 3
     assert found.state["epoch"] == 3

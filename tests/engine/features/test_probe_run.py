@@ -1,6 +1,5 @@
 """MODEL.TUNE probe and -embed: a full model from one pass over the images; features equal on any number of ranks."""
 
-import csv
 import math
 import re
 from base64 import b64decode
@@ -9,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import torch
 from conftest import (
     TINY_VIT,
@@ -184,13 +184,6 @@ def test_wrong_labels_of_images_with_several_are_listed_one_by_one(tmp_path):
     assert "Corrected labels" not in read_page(folder).html
 
 
-def write_rows(file: Path, rows: list[dict[str, str]]):
-    with open(file, "w", newline="") as opened:
-        writer = csv.DictWriter(opened, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def test_wrong_labels_are_listed_and_corrected_in_the_next_run(tmp_path):
     """Six planted ones, of training and validation images: the loop of training, table and training.
 
@@ -211,7 +204,7 @@ def test_wrong_labels_are_listed_and_corrected_in_the_next_run(tmp_path):
     assert {Path(row["path"]).stem for row in listed} == planted
     assert {row["split"] for row in listed} == {"train", "val"}
     listed[0]["correction"] = "drop"
-    write_rows(table, listed[::-1])
+    pd.DataFrame(listed[::-1]).to_csv(table, index=False)
     page = read_page(first).html.partition("Images whose label may be wrong")[2]
     shown = re.findall(r'src="data:image/jpeg;base64,([^"]*)".*?(\w+)\.png', page, re.S)[: len(listed) - 1]
     assert [name for _, name in shown] == [Path(row["path"]).stem for row in listed[:0:-1]]
@@ -219,7 +212,7 @@ def test_wrong_labels_are_listed_and_corrected_in_the_next_run(tmp_path):
         assert Image.open(BytesIO(b64decode(picture))).getpixel((80, 80))[1] == approx(2 * int(name[1:]), abs=3)
     for row in listed[1:]:
         row["correction"] = row["predicted"]
-    write_rows(table, listed)
+    pd.DataFrame(listed).to_csv(table, index=False)
     code = code_of("docs/data.md", "Corrected labels")
     exec(code.replace('"DIR"', f"'{tmp_path / 'data'}'").replace("RUN", str(first)))
     flags = [f"-data_path={tmp_path / 'data/corrected.csv'}" if "data_path" in flag else flag for flag in flags]
