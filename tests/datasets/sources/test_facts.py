@@ -1,6 +1,6 @@
 # ruff: noqa: E501
-"""What a run reads of each tree and table of these tests: rows, classes, names and groups of its splits, or a question,
-and of each option that it prints the same, typed.
+"""What a run reads of each tree and table of these tests: rows, classes, names and groups of its splits, and how many
+warnings and notes on the screen it has, or a question; and of each option that it prints the same, typed.
 
 They are kept in facts.txt. After a wanted change, `GOLDEN=write python -m pytest -m slow` writes them anew, and
 `git diff` shows which images are read otherwise, or are asked about.
@@ -38,7 +38,7 @@ from utils.notes import Note
 
 FILE = Path(__file__).with_name("facts.txt")
 # Images, where @ is 0 to 11; the table of each; its header; the row of an image, by its number n; `values` in turn;
-# DATA_PATH in R; other options
+# DATA_PATH in R; other options. value: in place of VALUE in options; values2: in turn, too; tables: of the same rows
 TABLES = r"""
 name | images | table | header | row | values | path | options
 # Paths of other folders and machines
