@@ -68,6 +68,7 @@ tables of splits, windows | {train,val}/@.png | {folder}.csv | path,label | {win
 tables in the folders | {train,val}/@.png | {folder}/metadata.csv | file_name,label | {name},{label} | | .
 # Folders of splits
 train, test, extra | {train,test,extra}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
+evaluation | {training,validation,evaluation}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
 deep splits | a/b/c/d/{train,test}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
 splits of images | {seg_train,seg_test}/@.png | labels.csv | path,label | {path},{label} | | labels.csv
 deep splits beside test | a/{train,val}/1@.png & seg_test/2@.png | labels.csv | path,label | {path},{label} | | labels.csv
@@ -216,6 +217,8 @@ lists of paths beside | {a,b}/photo@.jpg | test_list.txt | | {path} | | .
 lists beside the folder of images | images/{a,b}/photo@.jpg | test_list.txt | | {last2} | | .
 lists of stems beside the folder of images | images/{a,b}/photo@.jpg | test_list.txt | | {stem} | | .
 a text beside | {a,b}/photo@.jpg | test_list.txt | | pytest==9 | | .
+a list of more images beside | {a,b}/photo@.jpg | test_list.txt | | {value} | \
+    photo0 photo1 photo2 photo3 photo4 photo5 photo6 photo7 photo8 photo9 1 2 3 4 5 6 7 8 9 10 11 12 13 14 | .
 a log beside | {a,b}/photo@.jpg | train_log.txt | | {value} | photo0 1 2 3 | .
 lists beside DATA_PATH | images/{a,b}/photo@.jpg | splits/test_list.txt | | {name} | | images
 TrashNet | G/G/{a,b}/photo@.jpg | one-indexed-files_test.txt | | {name} 1 | | .

@@ -102,6 +102,7 @@ copies of all images | images_{original,compressed} |  | ALL
 Market-1501 | bounding_box_{train,test} query gt_bbox |  | ALL
 EyePACS, resized | {resized_train,resized_train_cropped} |  | ALL
 short words of splits | {tr,te}/{a,b} | tr | rename them to t
+Food-11, without folders | {training,validation,evaluation} |  | rename them to test, train, val
 noisy | {train_clean,train_noisy,test}/{a,b} | train_clean train_noisy |
 a train of two kinds | bus car train/{steam,electric} | train | ALL
 unlabelled | {a,b} unlabeled |  | ALL
