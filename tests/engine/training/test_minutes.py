@@ -172,36 +172,24 @@ OPTIONS = [
 ]
 
 
-def copies_of_config(patch: MonkeyPatch, planned: str) -> list[str]:
-    """The functions that copy a Config after the function `planned` has ended and before `finish_run` begins."""
+def copies_of_config(patch: MonkeyPatch) -> list[str]:
+    """The places in a training that copy a Config, but for its plan and its end."""
     copies: list[str] = []
-    state = {"is_planned": False}
-    plan = getattr(commands, planned)
-    finish = commands.finish_run
     copy = Config.model_copy
 
-    def plans(*given: Any) -> Any:
-        made = plan(*given)
-        state["is_planned"] = True
-        return made
-
-    def finishes(*given: Any) -> int:
-        state["is_planned"] = False
-        return finish(*given)
-
     def copied(config: Config, **changes: Any) -> Config:
-        if state["is_planned"]:
-            copies.append(traceback.format_stack()[-4])
+        stack = traceback.extract_stack()
+        is_training = any(frame.filename == commands.__file__ for frame in stack)
+        if is_training and not {frame.name for frame in stack} & {"plan_training", "fit_into_minutes", "finish_run"}:
+            copies.append(str(stack[-4:]))
         return copy(config, **changes)
 
-    patch.setattr(commands, planned, plans)
-    patch.setattr(commands, "finish_run", finishes)
     patch.setattr(Config, "model_copy", copied)
     return copies
 
 
 def test_no_options_are_copied_after_the_plan(tmp_path, monkeypatch):
-    copies = copies_of_config(monkeypatch, "plan_training")
+    copies = copies_of_config(monkeypatch)
     folder = train([*digits_flags(tmp_path), "TRAIN.MAX_STEPS=1"])
     train(cli(f"-resume={folder} -opts TRAIN.MAX_STEPS=2"))
     assert copies == []
@@ -213,7 +201,7 @@ def test_the_time_is_kept_when_the_speed_changes(factor, tmp_path, monkeypatch):
 
     The horizon alone changes: all others ask it; the checkpoint and config.yaml have its plans.
     """
-    copies = copies_of_config(monkeypatch, "fit_into_minutes")
+    copies = copies_of_config(monkeypatch)
     machine = SlowMachine(monkeypatch, factor)
     folder = train([*digits_flags(tmp_path), *OPTIONS])
     options = train_options(folder)

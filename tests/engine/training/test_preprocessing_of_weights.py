@@ -6,7 +6,18 @@ from pathlib import Path
 
 import timm
 import torch
-from conftest import assert_same_state, cli, config_for, export_as, model_for, run_here, session_for, told, train
+from conftest import (
+    assert_same_state,
+    cli,
+    config_for,
+    each_value,
+    export_as,
+    model_for,
+    run_here,
+    session_for,
+    told,
+    train,
+)
 from pytest import fixture, mark
 from timm import create_model
 from timm.data import create_transform, resolve_data_config
@@ -105,23 +116,31 @@ def test_an_evaluation_shows_timms_pixels(name):
         assert (pixels.int() - timms.int()).abs().float().mean() < 0.2
 
 
-def test_a_run_of_squashed_images_has_no_crop():
+SQUASHED = {"RESIZE": "squash", "CROP_PCT": 0.875}
+RECORDS = {
+    "no": NO_RECORD,
+    "own": WeightsRecord("it", {}, SQUASHED | {"DATASET": "folder"}),
+    "foreign": WeightsRecord("it", {}, {}, evaluation=SQUASHED),
+}
+# resize: of the options; given: keys of the user's, of which CROP_PCT is 0.9; crop: of the run
+CROPS = """
+resize | given | record | evaluates | crop
+squash | [DATA.RESIZE, DATA.CROP_PCT] | 'no' | false | 1.0
+squash | [DATA.RESIZE, DATA.CROP_PCT] | foreign | false | 1.0
+squash | [DATA.RESIZE, DATA.CROP_PCT] | own | true | 1.0
+squash | [DATA.RESIZE, DATA.CROP_PCT] | foreign | true | 0.9
+squash | [DATA.RESIZE, DATA.CROP_PCT] | 'no' | true | 0.9
+squash | [DATA.RESIZE] | 'no' | true | 1.0
+crop | [] | own | true | 1.0
+crop | [] | foreign | true | 0.875
+"""
+
+
+@each_value(CROPS)
+def test_a_run_of_squashed_images_has_no_crop(resize, given, record, evaluates, crop):
     """As in its training, for any CROP_PCT that was given; weights of others may have one."""
-    options = config_for("-opts", "DATA.RESIZE=squash", "DATA.CROP_PCT=0.9")
-    given = ["DATA.RESIZE", "DATA.CROP_PCT"]
-    values = {"RESIZE": "squash", "CROP_PCT": 0.875}
-    own = WeightsRecord("it", {}, values | {"DATASET": "folder"})
-    foreign = WeightsRecord("it", {}, {}, evaluation=values)
-
-    def crop(*arguments, evaluates=True):
-        return follow_weights(*arguments, evaluates=evaluates).options.data.crop_pct
-
-    assert crop(options, given, NO_RECORD, evaluates=False) == 1
-    assert crop(options, given, foreign, evaluates=False) == 1
-    assert [crop(options, given, record) for record in (own, foreign, NO_RECORD)] == [1, 0.9, 0.9]
-    resized = options.with_data(resize="crop")
-    assert [crop(resized, {}, record) for record in (own, foreign)] == [1, 0.875]
-    assert crop(options, ["DATA.RESIZE"], NO_RECORD) == 1
+    options = config_for("-opts", f"DATA.RESIZE={resize}", "DATA.CROP_PCT=0.9")
+    assert follow_weights(options, given, RECORDS[record], evaluates=evaluates).options.data.crop_pct == crop
 
 
 def test_a_training_names_the_pixels_that_its_weights_do_not_expect(digits_run, digits_argv):
