@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import torch
 from conftest import (
@@ -199,10 +200,8 @@ def test_a_cache_that_cannot_be_created_is_named_before_training(cpu, tmp_path, 
 
 
 def test_a_compiler_that_fails_is_named_before_training(cpu, monkeypatch):
-    def fail(function, **_):
-        raise RuntimeError("InvalidCxxCompiler: No working C++ compiler found\ndetails")
-
-    monkeypatch.setattr(torch, "compile", fail)
+    error = RuntimeError("InvalidCxxCompiler: No working C++ compiler found\ndetails")
+    monkeypatch.setattr(torch, "compile", MagicMock(side_effect=error))
     with refused(r"^TRAIN\.COMPILE: .*compiler found; .*torchinductor"):
         compile_nothing(cpu)
 

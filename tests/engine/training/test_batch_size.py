@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import torch
 from conftest import ROOT, assert_same_run, cli, config_for, digits_flags, environment, read_result, refused, train
@@ -118,10 +119,8 @@ def processes_in(session: int) -> list[str]:
 
 
 def test_a_trial_out_of_memory_is_no_error(cpu, monkeypatch):
-    def build(*arguments):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-
-    monkeypatch.setattr(batch_size, "build_state", build)
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    monkeypatch.setattr(batch_size, "build_state", MagicMock(side_effect=error))
     config = config_for("-batch_size=1", "-opts", "DATA.IMAGE_SIZE=16")
     assert batch_size._train_two_steps(config, cpu.device) == math.inf
 

@@ -1,14 +1,12 @@
 """A training run on images with several labels: mAP decides."""
 
-from collections import Counter
-
+import pandas as pd
 import torch
 from conftest import TINY_VIT, bright_channels, cli, evaluate, read_result, rows, run_here, train
 from pytest import approx, fixture
 
 from engine.checkpoint.files import load_checkpoint
 from utils.metric_table import metrics_of
-from utils.tables import read_csv_rows
 
 TINY = [
     *TINY_VIT,
@@ -51,21 +49,20 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, tmp_path):
     assert [again[name] for name in ("mean_ap", "macro_f1")] == approx([max(scores), result["macro_f1"]])
     logits = torch.tensor(state["threshold_logits"], dtype=torch.float64)
     thresholds = (logits / (state.get("temperature") or 1)).sigmoid().tolist()
-    classes, curves = (read_csv_rows(folder / f"evaluation/{name}.csv") for name in ("per_class", "curves"))
-    assert [f"{100 * threshold:.4f}" for threshold in thresholds] == [row["threshold"] for row in classes]
-    for row, curve in ((row, [one for one in curves if one["class"] == row["class"]]) for row in classes):
-        above = [one for one in curve if float(one["threshold_logit"]) >= float(row["threshold_logit"])]
-        assert above[-1]["specificity"] == row["specificity"]  # one scale
+    classes, curves = (pd.read_csv(folder / f"evaluation/{name}.csv") for name in ("per_class", "curves"))
+    assert classes.threshold.tolist() == [round(100 * threshold, 4) for threshold in thresholds]
+    both = curves.merge(classes, on="class", suffixes=("", "_chosen"))
+    chosen = both.query("threshold_logit >= threshold_logit_chosen").groupby("class").tail(1)
+    assert len(chosen) == len(classes)
+    assert chosen.specificity.equals(chosen.specificity_chosen)  # one scale
     raw = evaluate(tmp_path / "raw", f"-resume={folder}", "-opts", "MODEL.WEIGHTS_ENTRY=raw")  # the average has decided
-    assert {row["threshold"] for row in read_csv_rows(raw / "evaluation/per_class.csv")} == {"50.0000"}
-    (every,) = (row for row in classes if row["class"] == "every")
-    assert (every["f1"], every["count"], every["predicted"]) == ("100.0000", "29", "29")
+    assert set(pd.read_csv(raw / "evaluation/per_class.csv").threshold) == {50}
+    every = classes.set_index("class").loc["every"]
+    assert (every.f1, every["count"], every.predicted) == (100, 29, 29)
     listed = tmp_path / "unlabelled.txt"
     listed.write_text("".join(f"val{number}.png\n" for number in range(30)))
     run_here(f"-predict={listed}", f"-resume={folder}", f"-output={tmp_path / 'labels'}")
-    counts = Counter()
-    for row in read_csv_rows(tmp_path / "labels" / "predictions.csv"):
-        counts.update(row["predicted"].split(" | "))
-    assert [counts[row["class"]] for row in classes] == [int(row["predicted"]) for row in classes]
-    tested = read_csv_rows(folder / "evaluation-test" / "per_class.csv")  # chosen on the validation images
-    assert [row["threshold"] for row in tested] == [row["threshold"] for row in classes]
+    predicted = pd.read_csv(tmp_path / "labels/predictions.csv").predicted.str.split(" | ", regex=False).explode()
+    assert predicted.value_counts()[classes["class"]].tolist() == classes.predicted.tolist()
+    tested = pd.read_csv(folder / "evaluation-test/per_class.csv")  # chosen on the validation images
+    assert tested.threshold.tolist() == classes.threshold.tolist()
