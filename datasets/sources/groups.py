@@ -288,8 +288,11 @@ def _find_groups(listing: ImageFiles, data: Data, given: str) -> PackedStrings:
 def _groups_beside(listing: ImageFiles, data: Data, column: str) -> PackedStrings | None:
     """The groups by the table in or around the class folders that has a column, and names most images."""
     around = Path(os.path.abspath(data.data_path)).parent
-    tables = (table for table in _tables_beside(listing, data, around) if column in table.header)
-    found = [_groups_in_column(listing, table, data, column) for table in tables]
+    found = [
+        _groups_in_column(listing, table, data, column)
+        for table in _tables_beside(listing, data, around)
+        if column in table.header
+    ]
     return max(filter(None, found), key=lambda groups: np.count_nonzero(np.diff(groups.ends, prepend=0)), default=None)
 
 

@@ -43,21 +43,21 @@ def split_of(name: str) -> str | None:
 
 def split_of_images(folder: str) -> str | None:
     """The split in the name of a folder of images, 'Train' or 'train_images'; '' for 'images', None for other names."""
-    return None if _NEUTRAL.sub("", SPLIT_WORD.sub("", folder)) else word_in(folder) or ""
+    return None if _NEUTRAL.sub("", SPLIT_WORD.sub("", folder)) else word_in(folder)
 
 
-def word_in(name: str) -> str | None:
-    """The split whose word a name contains first, or 'none' for images without labels."""
+def word_in(name: str) -> str:
+    """The split whose word a name contains first, 'none' for images without labels, or ''."""
     if name.lower() in SPLIT_NAMES:
         return SPLIT_NAMES[name.lower()]
     match = SPLIT_WORD.search(name)
     word = re.sub("[-_ ]?out$", "", match[1].lower()) if match else ""
-    return _SPLIT_OF_WORD.get(word, word) or None
+    return _SPLIT_OF_WORD.get(word, word)
 
 
 def any_word_in(name: str) -> str:
-    """As `word_in`, also of a name that is one of `SPLIT_WORDS`; '' without one."""
-    return SPLIT_WORDS.get(name.lower()) or word_in(name) or ""
+    """As `word_in`, also of a name that is one of `SPLIT_WORDS`."""
+    return SPLIT_WORDS.get(name.lower()) or word_in(name)
 
 
 def with_evaluation(split_of: Mapping[str, str]) -> dict[str, str]:

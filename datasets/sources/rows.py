@@ -39,8 +39,7 @@ class Rows:
     @property
     def class_counts(self) -> np.ndarray:
         """The images of each class in all splits, int64 (classes,)."""
-        number = len(self.class_names)
-        return np.sum([samples.class_counts(number) for samples in self.splits.values()], axis=0)
+        return np.sum([samples.class_counts(len(self.class_names)) for samples in self.splits.values()], axis=0)
 
     def each(self, change: Callable[[str, Samples], Samples]) -> "Rows":
         """The table with other samples of each split."""

@@ -315,10 +315,9 @@ def _tables_or_folders(
 
 def _advise_renaming(names: Sequence[str]) -> list[Way]:
     """Of folders that are called as splits in other words than the ones that are read: their images are not one set."""
-    lower = {*map(str.lower, names)}
-    if lower <= SPLIT_NAMES.keys() or not lower <= SPLIT_WORDS.keys():
+    splits = with_evaluation({name: SPLIT_WORDS.get(name.lower(), "") for name in names}).values()
+    if not all(splits) or {*map(str.lower, names)} <= SPLIT_NAMES.keys():
         return []
-    splits = with_evaluation({name: SPLIT_WORDS[name.lower()] for name in names}).values()
     return [Way(f"if they are splits, rename them to {', '.join(splits)}")]
 
 

@@ -37,7 +37,7 @@ def by_split(root: Path, paths: Sequence[str]) -> tuple[int, dict[str, str], Pat
     folders = dict.fromkeys(path.rpartition("/")[0] for path in paths)
     parts = [folder.split("/") for folder in folders]
     for level, names in enumerate(zip_longest(*parts, fillvalue="")):
-        words = {name: word_in(name) or "" for name in dict.fromkeys(names)}
+        words = {name: word_in(name) for name in dict.fromkeys(names)}
         named = [*filter(None, words.values())]
         if not named:
             continue

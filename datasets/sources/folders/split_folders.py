@@ -167,7 +167,7 @@ class SplitFolders:
         self.top = Folder(given)
         self.root = self.top.path
         names, _ = list_folder(self.root)
-        words = with_evaluation({name: word_in(name) or "" for name in names})
+        words = with_evaluation({name: word_in(name) for name in names})
         self.all = [Folder(self.root, name, word) for name, word in words.items()]
         self.marked = [folder for folder in self.all if folder.word]
         if is_confirmed and not _are_splits(self.marked):
