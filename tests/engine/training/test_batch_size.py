@@ -10,7 +10,18 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import torch
-from conftest import ROOT, assert_same_run, cli, config_for, digits_flags, environment, read_result, refused, train
+from conftest import (
+    ROOT,
+    assert_same_run,
+    cli,
+    config_for,
+    digits_flags,
+    each_row,
+    environment,
+    read_result,
+    refused,
+    train,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import fixture, mark
@@ -125,14 +136,16 @@ def test_a_trial_out_of_memory_is_no_error(cpu, monkeypatch):
     assert batch_size._train_two_steps(config, cpu.device) == math.inf
 
 
-def test_what_cannot_be_searched_is_refused(cpu, fits_16):
-    def find(*options, ranks=1):
-        find_batch_size(config_for("-opts", *AUTO, *options), replace(cpu, world_size=ranks))
+REFUSED = """
+options | ranks | named
+ | 1 | -memory_gb
+DATA.MEMORY_GB=0.0001 | 1 | not one image
+DATA.MEMORY_GB=1 PARALLEL.STRATEGY=fsdp | 2 | fsdp
+"""
 
-    for options, ranks, said in (
-        ([], 1, "-memory_gb"),
-        (["DATA.MEMORY_GB=0.0001"], 1, "not one image"),
-        (["DATA.MEMORY_GB=1", "PARALLEL.STRATEGY=fsdp"], 2, "fsdp"),
-    ):
-        with refused(said):
-            find(*options, ranks=ranks)
+
+@each_row(REFUSED)
+def test_what_cannot_be_searched_is_refused(options, ranks, named, cpu, fits_16):
+    config = config_for("-opts", *AUTO, *cli(options))
+    with refused(named):
+        find_batch_size(config, replace(cpu, world_size=int(ranks)))

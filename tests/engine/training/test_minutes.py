@@ -93,26 +93,24 @@ def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(how, tmp_p
     monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (2, 4))
     monkeypatch.setattr(NextPlans, "epochs", lambda plans, *figures: plans._position.horizon.num_epochs)
     monkeypatch.setattr("engine.training.minutes.seconds_since_start", lambda: 2400)
+    constant = "TRAIN.LR_SCHEDULER.NAME=wsd TRAIN.MIXUP_ALPHA=0.2 TRAIN.LR_SCHEDULER.DECAY_EPOCHS={0} "
+    constant += "TRAIN.MIXUP_OFF_EPOCH={0}"
     stopped = cli("TRAIN.MAX_STEPS=5 TRAIN.NUM_EPOCHS=20 TRAIN.WARMUP_EPOCHS=5")
-    schedule = ["TRAIN.LR_SCHEDULER.NAME=wsd", "TRAIN.LR_SCHEDULER.DECAY_EPOCHS=10"]
-    mixing = ["TRAIN.MIXUP_ALPHA=0.2", "TRAIN.MIXUP_OFF_EPOCH=10"]
-    command = [*digits_flags(tmp_path / "timed"), *stopped, *schedule, *mixing, "-minutes=30"]
+    command = [*digits_flags(tmp_path / "timed"), *stopped, *cli(constant.format(10)), "-minutes=30"]
     folder = train(command)
     options = train_options(folder)
     assert [options[key] for key in ("NUM_EPOCHS", "EPOCH_STEPS", "WARMUP_EPOCHS", "MINUTES")] == [2, 4, 0.5, 30]
     monkeypatch.setattr("engine.training.minutes.epochs_in", None)  # a resume does not measure
     same = [option for option in command if "MAX_STEPS" not in option]
-    if how == "RUN":
-        train(cli(f"-resume={folder} -opts TRAIN.MAX_STEPS=null"))
-    elif how == "auto":
-        assert train(["-resume=auto", *same]) == folder
-    else:
-        (tmp_path / "empty.yaml").write_text("{}")
-        train([f"-cfg={tmp_path / 'empty.yaml'}", f"-resume={folder}", *same])
-    schedule[1] = "TRAIN.LR_SCHEDULER.DECAY_EPOCHS=1"
-    mixing[1] = "TRAIN.MIXUP_OFF_EPOCH=1"
+    (tmp_path / "empty.yaml").write_text("{}")
+    words = {
+        "RUN": cli(f"-resume={folder} -opts TRAIN.MAX_STEPS=null"),
+        "auto": ["-resume=auto", *same],
+        "RUN and its first recipe": [f"-cfg={tmp_path / 'empty.yaml'}", f"-resume={folder}", *same],
+    }
+    assert train(words[how]) == folder
     epochs = cli("TRAIN.NUM_EPOCHS=2 TRAIN.EPOCH_STEPS=4 TRAIN.WARMUP_EPOCHS=0.5")
-    given = train([*digits_flags(tmp_path / "given"), *schedule, *mixing, *epochs])
+    given = train([*digits_flags(tmp_path / "given"), *cli(constant.format(1)), *epochs])
     assert rows(folder) == rows(given)
     assert_same_state(states(folder)["model"], states(given)["model"])
 
