@@ -402,7 +402,7 @@ def digits_flags(output: Path) -> list[str]:
     if not is_installed("sklearn"):
         name = "fake"
         options = [*options, "MODEL.NUM_CLASSES=1000"]
-    return [*cli(f"-dataset={name} -batch_size=32 -output={output} -opts"), *options]
+    return [*cli(f"-dataset={name} -batch_size=32 -output={output} -batch_size_eval=180 -opts"), *options]
 
 
 def tensor_bytes_in_memory() -> int:

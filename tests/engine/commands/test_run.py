@@ -57,8 +57,8 @@ def test_real_shortage_of_memory(digits_argv, any_device, monkeypatch, place):
     if place == "evaluation":
         monkeypatch.setattr("engine.evaluation.evaluate._rank_classes", lambda *args, **options: exhaust(device))
     memory = "GPU" if device.type == "cuda" else "host"
-    flag = "-batch_size_eval" if place == "evaluation" else "-batch_size"
-    with refused(rf"^out of {memory} memory with vit at {flag} 32, .*: lower {flag} \("):
+    flag, size = ("-batch_size_eval", 180) if place == "evaluation" else ("-batch_size", 32)
+    with refused(rf"^out of {memory} memory with vit at {flag} {size}, .*: lower {flag} \("):
         run(parse_command_line(digits_argv), any_device)
 
 
