@@ -72,14 +72,14 @@ class Command:
     @property
     def has_columns_of_run(self) -> bool:
         """Whether DATA.COLUMNS of an evaluation, if it has some, are of its run: they are not typed."""
-        return self.config.eval.enabled and not self.types("DATA.COLUMNS")
+        return self.config.eval.enabled and not self.is_typed("DATA.COLUMNS")
 
     @property
     def states_precision(self) -> bool:
         """Whether mixed precision is switched on or off by a given option."""
         return "AMP.ENABLED" in self.given
 
-    def types(self, key: str) -> bool:
+    def is_typed(self, key: str) -> bool:
         """Whether -opts has the key, or one below it; a record of the weights may have it, too."""
         return any(option.startswith(key) for option in self.flags.opts)
 

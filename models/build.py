@@ -278,7 +278,9 @@ def outputs_of_weights(options: Model, data: Data, weights: WeightsFile | None =
     if options.pretrained == "timm":
         check_name(options.name)
         published = get_pretrained_cfg(options.name)
-        return (published and published.num_classes) or None
+        if not published:
+            return None
+        return published.num_classes or None
     model = build_on_meta(options, data)
     state = choose(weights or read_weights(str(options.pretrained)), model, options, EVALUATE).state
     names = (f"{layer}.weight" for head in head_names(model) for layer in output_layers(model, head))

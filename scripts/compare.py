@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
     context = single_process()
     of_old = read_record(str(pairs[0][0])) or NO_RECORD
     typed = _command(pairs[0][0], of_old, rest)
-    goal = typed.types("EVAL.OPERATING_POINT") and typed.config.eval.operating_point
+    goal = typed.is_typed("EVAL.OPERATING_POINT") and typed.config.eval.operating_point
     has_goal = bool(goal) and flags.metric in (None, POINT)
     if (has_goal or flags.metric == POINT) and len(pairs) > 1:
         raise UserError(f"-metric={POINT} compares two models; give two runs, or another metric for settings")

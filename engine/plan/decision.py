@@ -122,7 +122,7 @@ def _point(
     """The point of the weights; without a chosen one, the images of an evaluation choose EVAL.OPERATING_POINT."""
     goal = operating_goal(plan.config, names)
     wanted = goal or of_weights
-    is_option = command.types(_KEY)
+    is_option = command.is_typed(_KEY)
     if wanted is None or (goal is None and is_option):
         return None, []  # the option leaves the point out
     if why := _why_no_point(plan):

@@ -59,7 +59,7 @@ def png16(values: np.ndarray) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(map(bytes.__add__, chunks, sums))
 
 
-def tiff16(values: np.ndarray, photometric: int = 2, extra: int = 2) -> bytes:
+def tiff16(values: np.ndarray, photometric: int = 2, extra: int = 2, orientation: int = 1) -> bytes:
     """A TIFF of 16 bits, which Pillow does not write. values: (H, W, C).
 
     extra: the meaning of the fourth channel; 2: alpha.
@@ -68,8 +68,8 @@ def tiff16(values: np.ndarray, photometric: int = 2, extra: int = 2) -> bytes:
     data = values.astype("<u2").tobytes()
     tags = TiffImagePlugin.ImageFileDirectory_v2(prefix=b"II")
     for tag, value in {
-        256: width, 257: height, 258: (16,) * channels, 259: 1, 262: photometric, 273: 0, 277: channels, 278: height,
-        279: len(data), 284: 1,
+        256: width, 257: height, 258: (16,) * channels, 259: 1, 262: photometric, 273: 0, 274: orientation,
+        277: channels, 278: height, 279: len(data), 284: 1,
     }.items():  # fmt: skip
         tags[tag] = value
     if channels == 4:

@@ -50,6 +50,12 @@ def test_a_file_has_the_pixels_of_its_fields_reader_or_a_true_line(case, tmp_pat
         assert has_frames(str(tmp_path / "file")) == case["frames"]
 
 
+def test_colors_of_16_bits_are_turned():
+    values = 900 * np.arange(72).reshape(4, 6, 3)
+    plain, turned = (decode_image(tiff16(values, orientation=one), 3) for one in (1, 6))
+    assert turned.equal(plain.rot90(-1, (1, 2)))
+
+
 def test_each_row_of_the_page_has_a_file():
     _, _, table = (ROOT / "docs/data.md").read_text().partition("| format | property | reading |\n|---|---|---|\n")
     page = {name: reading for _, _, name, reading, _ in cells_of(table.partition("\n\n")[0])}

@@ -134,6 +134,11 @@ def test_a_batch_is_used_after_its_copies(monkeypatch):
     assert cuda.copy.call_args == call(True)
 
 
+def test_training_batches_do_not_depend_on_the_number_of_workers():
+    for _, alone, shared in zip(range(9), batches_on(CPU, 0), batches_on(CPU, 2), strict=False):
+        assert_same_state([*alone[:2], alone.drawn], [*shared[:2], shared.drawn])
+
+
 @mark.gpu
 @mark.parametrize("workers", [0, 2])
 def test_batches_on_a_gpu_equal_those_on_the_cpu(cpu, gpu, workers):

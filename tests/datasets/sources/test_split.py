@@ -126,9 +126,10 @@ def test_evaluated_images_of_the_training_are_named(weights, images, split, opti
 
 def test_without_images_to_evaluate_it_is_an_error_and_without_a_list_a_warning():
     run = part(PATHS, "train")[2]
-    for paths, known in ((["a/x.jpg", "a/y.jpg"], run), (PATHS, RunSplit(0, 0.1, ()))):
+    other = ["a/x.jpg", "a/y.jpg"]
+    for paths, known, lack in ((other, run, "none of the 2 images"), (PATHS, RunSplit(0, 0.1, ()), "no validation")):
         val, (finding, *_), _ = part(paths, "val", known)
-        assert finding.startswith("DIR: ")
+        assert finding.startswith(f"DIR: has {lack}")
         assert not val
     val, (note,), _ = part(PATHS, "val", RunSplit(5, 0.3, None), split_seed=5, val_fraction=0.3)
     assert val == part(PATHS, "val", split_seed=5, val_fraction=0.3)[0]
