@@ -48,18 +48,19 @@ def with_bytes(data: bytes, start: int, new: bytes) -> bytes:
     return data[:start] + new + data[start + len(new) :]
 
 
-def png16(values: np.ndarray) -> bytes:
+def png16(values: np.ndarray, orientation: int = 1) -> bytes:
     """A PNG of 16 bits, which Pillow does not write. values: (H, W, 3)."""
     height, width, _ = values.shape
     header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
-    parts = {b"IHDR": header, b"IDAT": zlib.compress(rows), b"IEND": b""}
+    exif = rotated(orientation).tobytes().removeprefix(b"Exif\0\0")
+    parts = {b"IHDR": header, b"eXIf": exif, b"IDAT": zlib.compress(rows), b"IEND": b""}
     chunks = (struct.pack(">I", len(data)) + kind + data for kind, data in parts.items())
     sums = (struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts.items())
     return b"\x89PNG\r\n\x1a\n" + b"".join(map(bytes.__add__, chunks, sums))
 
 
-def tiff16(values: np.ndarray, photometric: int = 2, extra: int = 2, orientation: int = 1) -> bytes:
+def tiff16(values: np.ndarray, photometric: int = 2, extra: int = 2) -> bytes:
     """A TIFF of 16 bits, which Pillow does not write. values: (H, W, C).
 
     extra: the meaning of the fourth channel; 2: alpha.
@@ -68,8 +69,8 @@ def tiff16(values: np.ndarray, photometric: int = 2, extra: int = 2, orientation
     data = values.astype("<u2").tobytes()
     tags = TiffImagePlugin.ImageFileDirectory_v2(prefix=b"II")
     for tag, value in {
-        256: width, 257: height, 258: (16,) * channels, 259: 1, 262: photometric, 273: 0, 274: orientation,
-        277: channels, 278: height, 279: len(data), 284: 1,
+        256: width, 257: height, 258: (16,) * channels, 259: 1, 262: photometric, 273: 0, 277: channels, 278: height,
+        279: len(data), 284: 1,
     }.items():  # fmt: skip
         tags[tag] = value
     if channels == 4:

@@ -15,7 +15,7 @@ from datasets.decoding.images import BadImage, has_frames, missing_decoder
 from datasets.decoding.properties import FLOAT, NO_RANGE, OUTSIDE, REFUSED
 from datasets.decoding.tiff import TiffHeader
 from tests.datasets.decoding.test_decode import KINDS
-from tests.datasets.photo import decode_image, tiff16
+from tests.datasets.photo import decode_image, png16, tiff16
 
 CASES = json.loads((ROOT / "tests/fixtures/images.json").read_text())
 REFUSED_BY_NAME = {row.name: row for row in REFUSED}
@@ -52,7 +52,7 @@ def test_a_file_has_the_pixels_of_its_fields_reader_or_a_true_line(case, tmp_pat
 
 def test_colors_of_16_bits_are_turned():
     values = 900 * np.arange(72).reshape(4, 6, 3)
-    plain, turned = (decode_image(tiff16(values, orientation=one), 3) for one in (1, 6))
+    plain, turned = (decode_image(png16(values, one), 3) for one in (1, 6))
     assert turned.equal(plain.rot90(-1, (1, 2)))
 
 

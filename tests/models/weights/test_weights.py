@@ -149,6 +149,14 @@ def test_a_map_head_of_big_vision_as_timm_reads_it(tmp_path, prefix):
     assert_same_state(ours.state_dict(), timms.state_dict())
 
 
+def test_positions_of_an_npz_are_resized_as_timm_resizes_them(tmp_path):
+    timms = small_vit(img_size=48)
+    np.savez(tmp_path / "x.npz", **google_arrays(random_vit()))
+    timms.load_pretrained(str(tmp_path / "x.npz"))
+    ours = loaded(tmp_path / "x.npz", small_vit(img_size=48))
+    assert_close(ours.pos_embed, timms.pos_embed)
+
+
 @mark.parametrize("now", [(32, 32), (64, 16), (8, 128)])
 def test_positions_of_as_many_tokens_in_another_shape_are_resized(saved, now):
     source = random_vit(img_size=(16, 64))
