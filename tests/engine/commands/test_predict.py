@@ -128,6 +128,8 @@ def test_unusable_images_are_rows_with_an_error(images, trained, tmp_path):
     rows = predict(tmp_path / "out", str(folder), weights, "-json", "-num_workers=1", "-batch_size_eval=4")
     assert [Path(row["path"]).name for row in rows] == sorted(path.name for path in folder.iterdir())
     assert [row["class_1"] == "" for row in rows] == [row["error"] != "" for row in rows]
+    content = json.loads((tmp_path / "out/predictions.json").read_text())
+    assert [image["error"] or "" for image in content] == [row["error"] for row in rows]
     errors = {Path(row["path"]).name: row["error"] for row in rows if row["error"]}
     assert errors.keys() == {"0.jpg", "13.png", "14.jpg"}
     assert errors["13.png"] == "is empty (0 bytes)"

@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import torch
@@ -56,7 +57,9 @@ def results_on(context: ProcessContext, config: Config, model: nn.Module) -> Sam
     loader = eval_loader_for(config, samples, context)
     with MonkeyPatch.context() as patch:
         patch.setattr(evaluate, "_BATCHES_PER_GATHER", 2)
+        patch.setattr(evaluate, "gather_to_main", gather := Mock(wraps=evaluate.gather_to_main))
         (results,) = evaluator_for(config, context).classify(model, loader, 3, len(loader))
+    assert max(len(call.args[0]) for call in gather.call_args_list) <= 2
     return results
 
 

@@ -314,15 +314,16 @@ def test_a_point_of_more_classes_than_have_scores_is_refused():
         operating_goal(config, names)
 
 
-@mark.parametrize("thresholds, labels", [(None, ["a", "b"]), (np.zeros(2), ["a | b", "b"])])
+@mark.parametrize("thresholds, labels", [(None, ["a", "images"]), (np.zeros(2), ["a | images", "images"])])
 def test_without_a_decision_the_predicted_classes_are_counted(thresholds, labels, tmp_path):
     samples = Noise(["1.jpg", "2.jpg", "3.jpg"])
     samples.arrays |= to_arrays(StringPacker(["g"] * 3).strings(), "groups")
     logits = np.array([[2, 1], [-1, 3], [-2, 3]], np.float32)
     targets = np.zeros(3, np.int64) if thresholds is None else np.zeros((3, 2), np.int8)
-    made = Predictions(tmp_path, samples, ["a", "b"], PHOTOS, thresholds)
+    made = Predictions(tmp_path, samples, ["a", "images"], PHOTOS, thresholds)
     made.write([results_of_scores(targets, logits)], CPU)
     assert read_table(tmp_path / "counts.csv")[1:] == [["g", labels[0], "1"], ["g", labels[1], "2"]]
+    assert read_table(tmp_path / "groups.csv")[0] == ["group", "images (no class)", "a", "images"]
 
 
 def assert_counted(folder: Path, images: pd.DataFrame, column: str):
