@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from numpy.random import default_rng
 from PIL import Image
-from pytest import fixture, mark, raises
+from pytest import fixture, mark, param, raises, skip
 from rank_pool import RankPool, environment
 from torch import Tensor
 
@@ -135,7 +135,7 @@ class _Module(pytest.Module):
         except self.CollectError as error:
             name = (getattr(error.__cause__, "name", None) or "").partition(".")[0]
             if name in OPTIONAL_MODULES and not is_installed(name):
-                pytest.skip(f"needs {name}", allow_module_level=True)
+                skip(f"needs {name}", allow_module_level=True)
             raise
 
 
@@ -144,9 +144,9 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def pytest_runtest_setup(item: pytest.Item):
-    """Skips tests that are marked `@pytest.mark.gpu` if no GPU is visible."""
+    """Skips tests that are marked `@mark.gpu` if no GPU is visible."""
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
+        skip("needs a GPU")
 
 
 of_module = fixture(scope="module")
@@ -163,7 +163,7 @@ def gpu() -> ProcessContext:
     return ProcessContext(0, 0, 1, 1, torch.device("cuda:0"))
 
 
-@fixture(params=["cpu", pytest.param("gpu", marks=mark.gpu)])
+@fixture(params=["cpu", param("gpu", marks=mark.gpu)])
 def any_device(request: pytest.FixtureRequest) -> ProcessContext:
     """The CPU, and in a second test a GPU if one is visible."""
     return request.getfixturevalue(request.param)
@@ -287,7 +287,7 @@ def bright_channels(root: Path, **counts: int):
 
 def slow(*values: Any) -> Any:
     """The parameters of a slow test."""
-    return pytest.param(*values, marks=mark.slow)
+    return param(*values, marks=mark.slow)
 
 
 def refused(pattern: str) -> Any:

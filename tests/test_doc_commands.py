@@ -7,11 +7,10 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import torch
 from conftest import ROOT, cli, code_of, config_for, samples_for
 from PIL import Image
-from pytest import approx, mark, raises
+from pytest import approx, importorskip, mark, raises
 from torch import nn
 from torch.testing import assert_close
 
@@ -126,7 +125,7 @@ TRAIN.MODEL_EMA_DECAY=0.9
 
 @mark.slow
 def test_the_page_runs_and_gives_the_results_of_the_program(digits_run, tmp_path, monkeypatch, cpu):
-    pytest.importorskip("pandas")
+    importorskip("pandas")
     run = digits_run(*cli(OPTIONS))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").symlink_to(ROOT / "docs")

@@ -4,8 +4,8 @@ import re
 from ast import literal_eval
 from operator import attrgetter
 
-import pytest
 from conftest import config_for, each_row, refused
+from pytest import mark
 
 from configs.schema.model import FIXED_KEYS
 from configs.yaml_io import format_value
@@ -74,7 +74,7 @@ def test_another_optimizer_than_the_one_of_a_family_has_its_own_betas(optimizer,
     assert config.train.optimizer.betas == literal_eval(betas)
 
 
-@pytest.mark.parametrize("family", FIXED_KEYS)
+@mark.parametrize("family", FIXED_KEYS)
 def test_a_key_with_one_value_is_accepted_with_it_and_stored_nowhere(family):
     options = [f"MODEL.TYPE={family}", "DATA.IMAGE_SIZE=256"]
     for key, value in FIXED_KEYS[family].items():

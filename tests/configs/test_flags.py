@@ -4,8 +4,8 @@ import re
 from ast import literal_eval
 from pathlib import Path
 
-import pytest
 from conftest import ROOT, cli, config_for, each_row, refused
+from pytest import mark, raises
 
 from configs.command_line import parse_command_line
 from configs.help import all_keys, options_page
@@ -72,7 +72,7 @@ def test_a_flag_of_another_program_is_this_programs(theirs, ours):
     assert config_for(*theirs.split()) == config_for(*ours.split())
 
 
-@pytest.mark.parametrize("url", ["https://me:hunter2@host/d", "s3://b/d?X-Sig=hunter2", "ftp://me:hun/ter2@host/d"])
+@mark.parametrize("url", ["https://me:hunter2@host/d", "s3://b/d?X-Sig=hunter2", "ftp://me:hun/ter2@host/d"])
 def test_a_secret_in_a_url_is_refused_and_not_repeated(url, tmp_path):
     (tmp_path / "recipe.yaml").write_text(f"DATA:\n  DATA_PATH: {url}\n")
     for argv in ([f"-data_path={url}"], [f"-cfg={tmp_path / 'recipe.yaml'}"], ["-opts", f"DATA.DATA_PATH={url}"]):
@@ -144,7 +144,7 @@ def test_each_key_of_each_family_has_help():
 
 
 def test_help_on_rules_has_each_rule(capsys):
-    with pytest.raises(SystemExit) as end:
+    with raises(SystemExit) as end:
         parse_command_line(["-h", "RULES"])
     printed = " ".join(capsys.readouterr().out.split())
     assert end.value.code == 0
@@ -165,7 +165,7 @@ gpu | -ngpus
 
 @each_row(FOUND)
 def test_help_finds_keys_and_flags_by_words_of_their_descriptions(words, found, capsys):
-    with pytest.raises(SystemExit):
+    with raises(SystemExit):
         parse_command_line(["-h", words])
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     for text in found.split(", "):

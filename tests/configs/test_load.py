@@ -5,12 +5,12 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
 import yaml
 from conftest import cells_of, cli, config_for, each_row, line_of, refused, told
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from pytest import mark, raises
 
 from configs.command_line import parse_command_line, to_yaml
 from configs.compare import changed_options, experiment_mismatch, shared_options
@@ -181,21 +181,21 @@ LONG = [
 ]
 
 
-@pytest.mark.parametrize("text, expected", [*cells_of(YAML_MISTAKES.replace("\\\n", "")), *LONG])
+@mark.parametrize("text, expected", [*cells_of(YAML_MISTAKES.replace("\\\n", "")), *LONG])
 def test_mistakes_in_yaml_name_file_line_and_key(text, expected, tmp_path):
     content = text.replace("; ", "\n").replace(r"\t", "\t")
     message = line_of(parse_recipe, tmp_path, content)
     assert re.search(expected, message), message
 
 
-@pytest.mark.parametrize("model", [5, None, [1], "vit", {"TYPE": 5}])
+@mark.parametrize("model", [5, None, [1], "vit", {"TYPE": 5}])
 def test_a_model_that_is_no_section_is_an_error_of_pydantic(model):
-    with pytest.raises(ValidationError):
+    with raises(ValidationError):
         Config.model_validate({"MODEL": model})
 
 
-@pytest.mark.parametrize("flag", ["-opts DATA.IMAGE_SIZE=32", "-batch_size=4", "-dataset=digits", "-cfg=recipe.yaml"])
-@pytest.mark.parametrize("value", ["hello", "[1, 2]", "null", "0"])
+@mark.parametrize("flag", ["-opts DATA.IMAGE_SIZE=32", "-batch_size=4", "-dataset=digits", "-cfg=recipe.yaml"])
+@mark.parametrize("value", ["hello", "[1, 2]", "null", "0"])
 def test_a_value_in_place_of_a_section_is_never_replaced_by_keys_of_higher_layers(flag, value, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "base.yaml", f"SEED: 1\nDATA: {value}")
@@ -213,7 +213,7 @@ def test_mistakes_in_a_base_file_name_that_file(tmp_path):
     assert "b.yaml:2: unknown key SEEDS; did you mean SEED?" in error_of(f"-cfg={tmp_path / 'a.yaml'}")
 
 
-@pytest.mark.parametrize("base", ["../secret.yaml", "{root}/secret.yaml", "link.yaml", "folder/../../secret.yaml"])
+@mark.parametrize("base", ["../secret.yaml", "{root}/secret.yaml", "link.yaml", "folder/../../secret.yaml"])
 def test_base_outside_the_roots_is_refused(tmp_path, base):
     write(tmp_path, "secret.yaml", "SEED: 7")
     (recipes := tmp_path / "recipes").mkdir()
@@ -231,7 +231,7 @@ def test_base_may_be_below_the_working_directory_or_beside_the_recipe(tmp_path, 
         assert config_for(f"-cfg={write(folder, 'a.yaml', f'BASE: [{name}]')}").seed == 7
 
 
-@pytest.mark.parametrize("names", ["{0}.yaml", "{0}.yaml, {0}.yaml"], ids=["a chain", "each file twice"])
+@mark.parametrize("names", ["{0}.yaml", "{0}.yaml, {0}.yaml"], ids=["a chain", "each file twice"])
 def test_base_files_are_limited_as_two_names_in_each_would_double_the_time_per_level(tmp_path, names):
     for number in range(40):
         write(tmp_path, f"{number}.yaml", f"BASE: [{names.format(number + 1)}]")
@@ -275,7 +275,7 @@ def test_a_data_path_replaces_a_data_set_without_files(tmp_path, recipe, flags, 
 def test_a_recipe_data_or_a_model_selects_a_run(capsys):
     for argv in (["-cfg=configs/vit_digits.yaml"], ["-resume=auto"], ["-data_path=/d"], ["-opts", "MODEL.NAME=vit"]):
         parse_command_line(argv).require_selection()
-    with pytest.raises(SystemExit) as end:
+    with raises(SystemExit) as end:
         parse_command_line(["-amp", "-batch_size=4", "-opts", "TRAIN.BASE_LR=1e-3"]).require_selection()
     assert end.value.code == 2
     assert capsys.readouterr().err.startswith("usage: main_single_gpu.py -data_path FOLDER")

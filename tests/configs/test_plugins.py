@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from conftest import GREY, ROOT, TINY_VIT, config_for, each_row, line_of, refused, told
+from pytest import mark, raises
 
 from configs.command_line import parse_command_line, to_yaml
 from configs.load import flatten
@@ -52,7 +52,7 @@ def test_a_wrong_option_of_a_part_is_one_line(plugin, option, error):
 
 
 def test_the_help_on_a_key_shows_the_options_of_plugins(plugin, capsys):
-    with pytest.raises(SystemExit):
+    with raises(SystemExit):
         parse_command_line(["-h", "DATA.HOST_AUGMENTATIONS", "-plugin", plugin])
     assert "DATA.HOST_AUGMENTATIONS.add.power: float >= 0; default 1.5" in capsys.readouterr().out
 
@@ -76,7 +76,7 @@ def test_a_changed_plugin_is_a_warning(plugin, tmp_path):
     assert told(command.notes, "0123", "warning")
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "text, error",
     [
         (None, "cannot be read: No such file"),
@@ -108,7 +108,7 @@ def test_a_loss_of_one_label_is_refused_with_several(monkeypatch):
         config_for(*options)
 
 
-@pytest.mark.slow
+@mark.slow
 def test_a_worker_has_the_parts_without_the_file(plugin):
     """The rank sends the text: the file may have changed since it ran."""
     code = "import pickle, sys; _, part = pickle.load(sys.stdin.buffer); print(part.__module__, part.__name__)"

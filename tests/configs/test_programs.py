@@ -3,11 +3,11 @@
 import re
 import shlex
 
-import pytest
 import timm
 import torchvision
 import yaml
 from conftest import ROOT, cli, config_for, each_row, line_of
+from pytest import mark
 
 from configs.command_line import parse_command_line
 from configs.flags import entry_parser
@@ -24,7 +24,7 @@ def names_of(program: str) -> set[str]:
     return set.union(*(one.names for stem, one in programs().items() if stem.startswith(program)))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@mark.parametrize("name", NAMES)
 def test_each_flag_of_a_program_is_in_its_table(name):
     assert {flag.lstrip("-") for flag in NAMES[name]} <= names_of(name)
 
@@ -115,7 +115,7 @@ def test_the_words_of_the_error_work_when_they_are_typed():
     assert typed > 100
 
 
-@pytest.mark.parametrize("flag", ["--aa=rand-m9-mstd0.5", "--ra-sampler"])
+@mark.parametrize("flag", ["--aa=rand-m9-mstd0.5", "--ra-sampler"])
 def test_the_recipe_in_the_error_is_found_from_another_folder(flag, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = re.search(r"-cfg=(\S+\.yaml)", line_of(parse_command_line, ["--model=resnet18", flag]))[1]

@@ -6,10 +6,10 @@ import shlex
 from ast import literal_eval
 from operator import attrgetter
 
-import pytest
 from conftest import ROOT, cells_of, cli, config_for, each_row, line_of, refused, told
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import mark, raises
 
 from configs.batch_plan import BatchPlan, EpochLayout
 from configs.command_line import parse_command_line, to_yaml
@@ -279,7 +279,7 @@ def test_a_folder_of_timms_gives_the_architecture(tmp_path):
     assert_options(parse_recipe(tmp_path, text, "-model=resnet18").config, "MODEL.KWARGS=null")
 
 
-@pytest.mark.parametrize("content", [None, "{", '{"architectures": ["X"]}', '{"architecture": "x", "model_args": 1}'])
+@mark.parametrize("content", [None, "{", '{"architectures": ["X"]}', '{"architecture": "x", "model_args": 1}'])
 def test_a_folder_without_a_model_of_timms_is_refused(tmp_path, content):
     if content:
         (tmp_path / "config.json").write_text(content)
@@ -306,7 +306,7 @@ def test_each_preset_has_its_row():
     assert {preset for preset, _ in cells_of(PUBLISHED)} == PRESETS.keys()
 
 
-@pytest.mark.parametrize("preset, published", cells_of(PUBLISHED))
+@mark.parametrize("preset, published", cells_of(PUBLISHED))
 def test_a_preset_has_its_published_values(preset, published):
     command = parse_command_line(["-opts", f"AMP.PRESET={preset}"])
     assert attrgetter(*VALUES.split())(command.config.amp) == literal_eval(published)
@@ -353,7 +353,7 @@ name: mine
 """)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@mark.parametrize("preset", PRESETS)
 def test_a_typed_flag_beside_a_preset_holds_or_is_named_or_is_refused(preset):
     key_of = {flag.name: flag.key for flag in KEY_FLAGS}
     assert key_of.keys() == {*TYPED, "save_logits"}  # which needs -eval
@@ -436,7 +436,7 @@ MISTAKES = """
 
 def test_all_mistakes_are_named_in_one_message(tmp_path):
     text = "SEED: -1\nTAGS: a\nMODEL:\n  TRANS:\n    MLP_DIM: 9\n    DEPHT: 2\nDATA:\n  IMAGE_SIZE: big\ntrain: {}"
-    with pytest.raises(Findings) as error:
+    with raises(Findings) as error:
         parse_recipe(tmp_path, text)
     headline, *lines = str(error.value).split("\n")
     assert headline == "6 options are wrong:"

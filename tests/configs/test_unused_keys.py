@@ -4,8 +4,8 @@ import sys
 from fnmatch import fnmatchcase
 from typing import Any
 
-import pytest
 from conftest import TINY_VIT, cli, config_for, each_row, noise_folder, told, train
+from pytest import fixture, mark
 
 from configs.command_line import parse_command_line, to_yaml, unused_keys
 from configs.compare import changed_options
@@ -91,7 +91,7 @@ def keys_of_sections(section: type[Section], above: str = "") -> dict[tuple[str,
 KEYS = keys_of_sections(Config)
 
 
-@pytest.fixture
+@fixture
 def read_keys(monkeypatch):
     """The keys that code outside of configs/ reads."""
     found = set[str]()
@@ -107,7 +107,7 @@ def read_keys(monkeypatch):
     return found
 
 
-@pytest.mark.slow
+@mark.slow
 def test_no_command_reads_a_key_that_it_is_said_not_to_use(tmp_path, cpu, read_keys):
     noise_folder(tmp_path / "data", train=8, val=4, shape=(12, 12, 3))
     base = cli(f"-output={tmp_path} -dataset=folder -data_path={tmp_path / 'data'} -num_workers=0 -batch_size=4 -opts")

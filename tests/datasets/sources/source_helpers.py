@@ -6,9 +6,9 @@ import shlex
 from collections import defaultdict
 
 import numpy as np
-import pytest
 from conftest import CPU, config_for, line_of, read_samples
 from PIL import Image
+from pytest import importorskip
 
 from configs.schema import Data
 from datasets import reading
@@ -171,8 +171,8 @@ def write_data(root, kind, cell="{}", **splits):
         images = {f"{split}{number}.jpg": jpeg(number) for number in range(len(labels))}
         cells = [*map(cell.format, labels)]
         if kind == "parquet":
-            table = pytest.importorskip("pyarrow").table({"image": [*images.values()], "label": labels})
-            pytest.importorskip("pyarrow.parquet").write_table(table, root / f"{split}.parquet", row_group_size=3)
+            table = importorskip("pyarrow").table({"image": [*images.values()], "label": labels})
+            importorskip("pyarrow.parquet").write_table(table, root / f"{split}.parquet", row_group_size=3)
         elif kind == "tar":
             write_tar(root / f"{split}-0.tar", images, cls=cells)
         else:

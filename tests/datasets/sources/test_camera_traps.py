@@ -5,9 +5,8 @@ Trap Data Package (Camtrap DP 1.0), of two tables, and of MegaDetector's boxes.
 import json
 import re
 
-import pytest
 from conftest import ROOT, code_of, each_row, line_of, told
-from pytest import mark
+from pytest import importorskip, mark
 from source_helpers import classes_of, expand, groups_apart, options, read, rows_of, tree, write_set, write_table
 from test_known_sets import SETS
 
@@ -52,7 +51,7 @@ def table_of(given, heading, **names):
 
 @mark.parametrize("rows", [ROWS, EVENTS], ids=["media", "events, in any time zone"])
 def test_a_package_is_a_question_and_the_code_of_the_page_makes_its_table(rows, tmp_path):
-    pytest.importorskip("pandas")
+    importorskip("pandas")
     given = package(tmp_path / "p1", rows)
     others = [options(tmp_path / "p1/media.csv"), options(tmp_path / "p1", dataset="csv")]
     for data in (given, *others):
@@ -66,7 +65,7 @@ def test_a_package_is_a_question_and_the_code_of_the_page_makes_its_table(rows, 
 
 
 def test_kinds_several_species_videos_and_remote_images_of_a_package(tmp_path):
-    pytest.importorskip("pandas")
+    importorskip("pandas")
     rows = [*ROWS, ROWS[9].replace(SPECIES[0], "Sus scrofa"), ROWS[39].replace("39", "40")]
     rows[0] = rows[0].replace(f"animal,{SPECIES[0]}", "blank,")
     rows[6] = rows[6].replace(f"animal,{SPECIES[1]}", "unclassified,")
@@ -95,7 +94,7 @@ Conser-vision | train_features.csv train_labels.csv | id
 @each_row(JOINED)
 def test_two_tables_are_a_question_and_the_code_of_the_page_makes_one(program, files, on, tmp_path):
     """One names the images, and the other has the labels and a column of both."""
-    pytest.importorskip("pandas")
+    importorskip("pandas")
     paths = write_set(tmp_path, **SETS[program])
     first, second = files.split()
     message = line_of(read, tmp_path / "images")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import CPU, each_row, refused, told
-from pytest import fixture, mark, raises
+from pytest import fixture, importorskip, mark, raises
 from source_helpers import options, read, tree, without_other_ranks, write_classes, write_image
 
 from configs.batch_plan import plan_batches
@@ -227,7 +227,7 @@ CASES = {
 def test_ranks_with_other_data_are_named(tmp_path, answers, case):
     dataset, write, change = CASES[case]
     if dataset == "tar":
-        pytest.importorskip("obstore")
+        importorskip("obstore")
     for host in ("node1", "node2"):
         write(tmp_path / host)
 

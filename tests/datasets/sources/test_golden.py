@@ -9,9 +9,8 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-import pytest
 from conftest import CPU, values_of
-from pytest import mark
+from pytest import importorskip, mark
 from source_helpers import expand, options, rows_of, tree, write_rows, write_tar
 
 from datasets.reading import read_data
@@ -56,8 +55,8 @@ def shards(root, *splits):
 
 
 def parquet(root, *splits):
-    pa = pytest.importorskip("pyarrow")
-    files = pytest.importorskip("pyarrow.parquet")
+    pa = importorskip("pyarrow")
+    files = importorskip("pyarrow.parquet")
     root.mkdir()
     for split in splits:
         columns = {"image": [path.encode() for path in IMAGES], "label": rows_of("{folder}", IMAGES)}

@@ -1,15 +1,15 @@
 """The digits of scikit-learn, in memory."""
 
 import numpy as np
-import pytest
 import torch
+from pytest import approx
 from source_helpers import read
 
 
 def test_digits():
     train, val = read("unused", dataset="digits", image_size=8)
     assert len(train) + len(val) == 1797
-    assert len(val) == pytest.approx(1797 / 5, abs=5)
+    assert len(val) == approx(1797 / 5, abs=5)
     assert np.bincount(val.targets).min() >= 34
     assert train.class_names == list("0123456789")
     assert train.in_memory

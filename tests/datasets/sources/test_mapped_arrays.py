@@ -6,8 +6,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import pytest
-from pytest import fixture, mark, raises
+from pytest import fixture, importorskip, mark, raises
 from source_helpers import read, tree, write_table
 
 from datasets.sources import shared_arrays
@@ -50,7 +49,7 @@ def test_pickled_samples_of_many_folders_are_small(tmp_path):
 
 @mark.parametrize("fraction", [1.0, 0.5])
 def test_pickled_samples_of_shards_are_small(tmp_path, fraction):
-    pytest.importorskip("obstore")
+    importorskip("obstore")
     (tmp_path / "train-0.tar").write_bytes(tar_of(numbered(2_100)))
     (tmp_path / "val-0.tar").write_bytes(tar_of(numbered(7)))
     samples, _ = read(tmp_path, dataset="tar", batch_size=1, fraction=fraction)

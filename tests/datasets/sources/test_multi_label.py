@@ -4,10 +4,9 @@ from hashlib import sha256
 from itertools import product
 
 import numpy as np
-import pytest
 import torch
 from conftest import config_for, each_row, eval_loader_for, refused, samples_for, told, train_batches_for
-from pytest import fixture, mark
+from pytest import approx, fixture, mark
 from source_helpers import assert_refused, options, read, typed, write_image, write_rows
 
 from datasets.batch import PADDING
@@ -256,7 +255,7 @@ def test_rare_labels():
     targets[10:110, 3] = 1
     is_val, notes, _ = held_out(targets)
     assert not notes  # `notes_on` warns of labels with few validation images
-    assert is_val @ targets == pytest.approx([1, 1, 0, 10])
+    assert is_val @ targets == approx([1, 1, 0, 10])
     assert is_val.sum() == 20
     folds = fold_of(targets)
     assert [len(set(folds[targets[:, label] == 1])) for label in range(4)] == [2, 3, 1, 5]

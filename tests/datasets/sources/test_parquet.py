@@ -10,10 +10,9 @@ from decimal import Decimal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from conftest import each_row, line_of, refused, told
 from PIL import Image
-from pytest import fixture, mark
+from pytest import fixture, mark, skip
 from source_helpers import answers_to, read, read_checked
 
 from configs.schema import Data
@@ -144,7 +143,7 @@ def test_types_of_images_and_labels(tmp_path, of_images, of_labels):
         labels = pa.array(["a", "b"] * 4).cast(of_labels)
         pq.write_table(pa.table({"image": images, "label": labels}), tmp_path / "x.parquet")
     except pa.ArrowNotImplementedError:
-        pytest.skip("this pyarrow writes no views")
+        skip("this pyarrow writes no views")
     train, val = read(tmp_path)
     assert classes_of(train) | classes_of(val) == {3: "a", 5: "b"}
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from conftest import ROOT, assert_same_state, only_run, states
+from pytest import skip
 from rank_pool import environment, reset_signals
 
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -19,10 +19,10 @@ LIMIT_SECONDS = 900  # for a step of a trial, also on a slow machine
 def require(*programs: str, needs_root: bool = True) -> None:
     """Skips a trial that this host cannot run. Daemons are in /usr/sbin."""
     if needs_root and os.geteuid() != 0:
-        pytest.skip("needs root")
+        skip("needs root")
     missing = [program for program in programs if shutil.which(program, path=PATH) is None]
     if missing:
-        pytest.skip(f"needs {', '.join(missing)}")
+        skip(f"needs {', '.join(missing)}")
     reset_signals()
 
 

@@ -5,9 +5,9 @@ import signal
 import subprocess
 import sys
 
-import pytest
 from cluster_runs import LIMIT_SECONDS, assert_unbroken, flags, require, wait_for_log
 from conftest import ROOT
+from pytest import fixture, mark
 from rank_pool import environment
 
 EPOCHS = 6
@@ -15,7 +15,7 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 MPIRUN = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none"]
 
 
-@pytest.fixture(autouse=True)
+@fixture(autouse=True)
 def has_programs() -> None:
     require("mpirun", needs_root=False)
 
@@ -38,7 +38,7 @@ def test_the_weights_are_those_of_ngpus(tmp_path):
     assert_unbroken(tmp_path / "out", EPOCHS)
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+@mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_a_signal_saves(number, tmp_path):
     process = start(flags(tmp_path / "out", 1000))
     wait_for_log(tmp_path / "out", "Epoch[002")

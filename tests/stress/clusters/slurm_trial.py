@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import pytest
 from cluster_runs import PATH, assert_unbroken, flags, only_log, require, wait_for_log, wait_until
 from conftest import ROOT
+from pytest import fixture
 from rank_pool import environment
 
 EPOCHS = 10
@@ -63,7 +63,7 @@ PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
 
 
-@pytest.fixture
+@fixture
 def slurm(tmp_path) -> Iterator[dict[str, str]]:
     """The environment in which Slurm's commands reach the daemons; at the end it stops them and their jobs."""
     require(*PROGRAMS)

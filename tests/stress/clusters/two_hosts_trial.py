@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 from cluster_runs import LIMIT_SECONDS, assert_unbroken, flags, only_log, require, wait_for_log, wait_until
 from conftest import ROOT
+from pytest import fixture
 from rank_pool import environment
 
 EPOCHS = 8
@@ -62,7 +62,7 @@ class TwoHosts:
         return (self.folder / f"{name}.log").read_text()
 
 
-@pytest.fixture
+@fixture
 def hosts(tmp_path) -> Iterator[TwoHosts]:
     """Makes the hosts, and at the end removes them with all their processes."""
     require("ip", "unshare")
