@@ -329,6 +329,11 @@ def _evaluate(model: Planned, samples: Samples, context: ProcessContext, logger:
     session = build_evaluation_session(command, context, logger, plan)
     names = plan.samples.class_names
     labels = np.array([names.index(name) if name in names else -1 for name in samples.class_names])
+    if (labels < 0).all():
+        shown = list_names(samples.class_names, 3)
+        raise UserError(
+            f"{model.file}: has none of the classes of OLD's images, {shown}; compare models of one data set"
+        )
     batches = build_eval_loader(config, samples.with_classes(labels, names), context)
     results = session.evaluator.evaluate(session.model, batches)[1]
     assert results  # of one process

@@ -27,7 +27,7 @@ from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_array
 from datasets.sources.source import Wanted
 from datasets.sources.tables.columns import find_layout, likely_columns
 from datasets.sources.tables.files import Table, open_table
-from datasets.sources.tables.joins import open_for
+from datasets.sources.tables.joins import may_name, open_for, stem_of
 from datasets.sources.tables.rows import table_rows
 from utils.errors import UserError, did_you_mean, raise_problems
 from utils.notes import Note
@@ -100,7 +100,7 @@ def _cases_in_column(table: Table, data: Data, purpose: str) -> str:
 
 
 def _cases_beside(listing: ImageFiles, data: Data, purpose: str) -> str:
-    """Of columns of a table beside class folders that names all images, as `_cases_in_column`."""
+    """Of columns of a table in or around class folders that names most images, as `_cases_in_column`."""
     targets = listing.arrays["targets"].tolist()
     for table in _tables_beside(listing, data):
         in_classes = dict[str, Counter[tuple[str, str]]]()
@@ -256,7 +256,7 @@ def _notes_on_mixed(groups: PackedStrings, targets: np.ndarray) -> list[Note]:
 def _find_groups(listing: ImageFiles, data: Data, given: str) -> PackedStrings:
     """The group of each image, '' without one. given: DATA.GROUPS."""
     place = f"{listing.root}, which has no table"
-    columns = []
+    columns = list[str]()
     if listing.file and properties_of(data.dataset).groups_by == "column":
         table = open_for(listing.file, data)
         place = str(table.file)
@@ -264,9 +264,14 @@ def _find_groups(listing: ImageFiles, data: Data, given: str) -> PackedStrings:
         if given in columns:
             changes = {**data.given_columns, "label": given, "cells": {}}
             return _groups_in(listing, table, data.image_root, changes, data)
-    beside = None if listing.file or "(" in given else _groups_beside(listing, data, given)
-    if beside:
-        return beside
+    elif not (listing.file or "(" in given):
+        tables = [*_tables_beside(listing, data)]
+        groups = _groups_beside(listing, data, tables, given)
+        if groups:
+            return groups
+        columns = [name for table in tables for name in table.header]
+        if tables:
+            place = list_names([str(table.file) for table in tables], 3)
     if "(" in given:
         if problem := problem_of_expression(given):
             raise UserError(f"DATA.GROUPS {problem}")
@@ -285,20 +290,22 @@ def _find_groups(listing: ImageFiles, data: Data, given: str) -> PackedStrings:
     raise UserError(f"DATA.GROUPS {given} is unknown in {place}{did_you_mean(given, columns) or fix}")
 
 
-def _groups_beside(listing: ImageFiles, data: Data, column: str) -> PackedStrings | None:
-    """The groups by the table in or around the class folders that has a column, and names most images."""
-    around = Path(os.path.abspath(data.data_path)).parent
-    found = [
-        _groups_in_column(listing, table, data, column)
-        for table in _tables_beside(listing, data, around)
-        if column in table.header
-    ]
+def _groups_beside(listing: ImageFiles, data: Data, tables: Sequence[Table], column: str) -> PackedStrings | None:
+    """The groups by the table that has a column, and names most images."""
+    found = [_groups_in_column(listing, table, data, column) for table in tables if column in table.header]
     return max(filter(None, found), key=lambda groups: np.count_nonzero(np.diff(groups.ends, prepend=0)), default=None)
 
 
-def _tables_beside(listing: ImageFiles, data: Data, *others: Path) -> Iterator[Table]:
-    for folder in dict.fromkeys((Path(data.data_path), listing.root, *others)):
+def _tables_beside(listing: ImageFiles, data: Data) -> Iterator[Table]:
+    """The tables in class folders, and those around them that name images."""
+    around = Path(os.path.abspath(data.data_path)).parent
+    stems = set[str]()
+    for folder in dict.fromkeys((Path(data.data_path), listing.root, around)):
         for file in paths_in(folder, "*.[ct]sv"):
+            if folder == around:
+                stems = stems or {*map(stem_of, listing.paths)}
+                if not may_name(file, stems):
+                    continue
             with suppress(UserError):  # another encoding, or no table
                 yield open_for(file, data)
 

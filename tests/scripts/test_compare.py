@@ -295,6 +295,17 @@ def compared(capsys):
     return run
 
 
+def test_models_of_other_classes_are_not_compared(grown, compared, tmp_path):
+    data = tmp_path / "data"
+    add_images(data, range(30))
+    for name in CLASSES:
+        (data / name).rename(data / f"other {name}")
+    argv = cli(f"-dataset=folder -data_path={data} -batch_size=8 -output={tmp_path} -opts")
+    new = train([*argv, *TINY_VIT, *cli("MODEL.NUM_CLASSES=2 TRAIN.NUM_EPOCHS=1")])
+    with refused(r"best\.pth.*'class0'"):
+        compared(grown[1], new)
+
+
 def held_out_by(run: Path) -> set[str]:
     return {*json.loads((run / "held_out.json").read_text())["held_out"]}
 

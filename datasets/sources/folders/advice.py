@@ -36,7 +36,7 @@ from datasets.sources.shared_arrays import PackedStrings, to_nfc
 from datasets.sources.tables.cells import Columns
 from datasets.sources.tables.columns import likely_columns
 from datasets.sources.tables.files import IS_WORKBOOK, TABLE_SUFFIXES, WORKBOOK, open_table, table_file
-from datasets.sources.tables.joins import TWO_TABLES, files_beside, splits_beside, stem_of, text_of
+from datasets.sources.tables.joins import TWO_TABLES, files_beside, may_name, splits_beside, stem_of, text_of
 from utils.errors import UserError
 from utils.notes import Note
 
@@ -136,7 +136,7 @@ def tables_beside(
     seen = dict[Answer, Path]()
     known = set[str]()
     for file in files:
-        if not _may_name(file, stems):
+        if not may_name(file, stems):
             continue
         place = next((one for one in (root, file.parent) if table_file(one, "train") == file), file)
         with suppress(UserError, ValueError):  # a column without a name cannot be given
@@ -227,13 +227,6 @@ def _advise_join(file: Path, any_labels: bool) -> list[Way]:
         if len({tuple(map(cells.get, added)) for cells in rows}) > 1:
             return [Way(f"{TWO_TABLES} of {file} and {other}, which share the column {shorten(shared[0])}")]
     return []
-
-
-def _may_name(file: Path, stems: set[str]) -> bool:
-    """Whether a fiftieth of the lines in a part of a table name images: others are not read."""
-    text = text_of(file)
-    cells = chain(re.split(r"[,;|\"\t\n]", text), text.split())
-    return 50 * len(stems.intersection(map(stem_of, cells))) > text.count("\n")
 
 
 def _have_same_classes(labels: Mapping[str, str], others: Mapping[str, str]) -> bool:
@@ -356,7 +349,7 @@ def notes_on_lists(root: Path, listing: ImageFiles, given: Path, split: str) -> 
 def _other_data(root: Path, images: Sequence[str]) -> list[Way]:
     """The lists that are not read, and a way to read well-known data."""
     stems = set(map(stem_of, images))
-    lists = [path for path in files_beside(root) if _may_name(path, stems) or re.search(WORKBOOK, path.name)]
+    lists = [path for path in files_beside(root) if may_name(path, stems) or re.search(WORKBOOK, path.name)]
     walked = (Path(folder, name) for folder, _, names in FoundFiles(root).walk(root) for name in names)
     lists = lists or [*islice((path for path in walked if path.suffix == ".json"), 1)]  # of a single image
     lists.sort(key=lambda path: any_word_in(path.stem) in ("val", "test"))

@@ -30,7 +30,7 @@ def bytes_read():
 def test_a_large_table_near_the_images_is_read_if_a_part_of_it_names_them(is_last, tmp_path):
     names = expand("{a,b}/DSC{0..199}.jpg")
     given = options(tree(tmp_path / "photos", *names), dataset="folder")
-    rows = [f"2026-01-{n % 28:02},{n}.5,taxi,{n * 7}" for n in range(40_000)]
+    rows = [f"2026-01-{n % 28:02},{n}.5,taxi,{n * 7}" for n in range(60_000)]
     if is_last is not None:
         labels = rows_of("2026-01-01,photos/{path},{label},1", names, label=["benign", "malignant"])
         rows = rows[:8000] + labels if is_last else labels + rows[:8000]

@@ -190,6 +190,15 @@ def test_shards_have_groups_of_all_images_or_none(tmp_path):
     assert val.select(np.array([1])).groups is None
 
 
+def test_a_column_of_a_table_around_class_folders_is_proposed_and_a_wrong_name_leads_to_it(tmp_path):
+    write_rows(tmp_path, "flowers/{a,b}/{0..11}.jpg", "patients.csv", "file,patient", "{path},P{stem}")
+    given = options(tmp_path / "flowers", class_folders=True)
+    (note,) = told(read(given)[0].notes, "DATA.GROUPS", "warning")
+    assert [one.groups for one in typed(note, given)] == ["patient"]
+    with refused(r"patients\.csv.*\bpatient\b"):
+        read(given.changed(groups="patients"))
+
+
 def test_groups_of_class_folders_are_a_column_of_the_table_beside_them(tmp_path):
     """The option is suggested. The table that names most images counts; others may be of any encoding."""
     images = tmp_path, "{a,b}/{0..11}.jpg"
