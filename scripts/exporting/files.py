@@ -156,7 +156,8 @@ def write_hf(model: nn.Module, trained: TrainedModel, path: Path) -> None:
         return
     try:
         rebuilt = _as_timm_builds(model, trained)
-        save_for_hf(rebuilt, str(path), {"label_names": trained.names}, data_config=data_config(trained.config.data))
+        names = {"label_names": trained.names_of_outputs}  # transformers takes no fewer
+        save_for_hf(rebuilt, str(path), names, data_config=data_config(trained.config.data))
     except ValueError as error:
         raise UserError(
             f"-format hf: timm.create_model cannot rebuild this model (MODEL.TYPE {options.type}): {error}; "
@@ -205,7 +206,7 @@ def _as_timm_builds(model: nn.Module, trained: TrainedModel) -> Any:
 def _write_transformers(model: Any, trained: TrainedModel, path: Path, kind: str) -> None:
     """config.json, preprocessor_config.json and weights, with the names that transformers writes."""
     data = trained.config.data
-    names = trained.names
+    names = trained.names_of_outputs
     if "Classification" not in type(model).__name__ or data.resize == "pad":
         raise UserError(
             f"-format hf: transformers has no classifier of a {type(model).__name__}, or none that pads images; "

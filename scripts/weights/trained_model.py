@@ -87,8 +87,14 @@ class TrainedModel:
 
     @property
     def names(self) -> list[str]:
-        """A name for each output: the labels where the classes have no names."""
-        return self.class_names or [*map(str, range(self.config.model.num_logits))]
+        """The names of the classes, else their numbers."""
+        return self.class_names or self.names_of_outputs
+
+    @property
+    def names_of_outputs(self) -> list[str]:
+        """A name for each output: its number where it has no class, as of more outputs than classes."""
+        names = self.class_names or []
+        return [*names, *map(str, range(len(names), self.config.model.num_logits))]
 
     @property
     def description(self) -> Values:
