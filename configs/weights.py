@@ -324,8 +324,10 @@ def split_follows_weights(record: WeightsRecord, data: Data, given: Set[str]) ->
 def prediction_needs_no_labels(
     options: Config, given: Collection[str], record: WeightsRecord, has_path: bool
 ) -> Config:
-    """In a prediction, unusable images are skipped; images of a path have labels of the training's number, and of its
-    kind unless DATA.MULTI_LABEL=false is given."""
+    """In a prediction, unusable images are skipped; images of a path have labels of the training's number and kind.
+
+    given: the dotted keys of given options: DATA.MULTI_LABEL=false among them gives one label.
+    """
     changes: Values = {"on_bad_image": "skip"}
     options = options.changed(eval=options.eval.changed(save_logits=False))
     if has_path:

@@ -279,15 +279,20 @@ def _find_groups(listing: ImageFiles, data: Data, given: str) -> PackedStrings:
         return StringPacker("/".join(filter(None, match.groups())) if match else "" for match in matches).strings()
     file = next((path for path in (Path(given), Path(data.data_path, given)) if os.path.isfile(path)), None)
     if file:
-        table = open_table(file, data.encoding)
-        if "group" not in table.header:
-            raise UserError(
-                f"{file}:1: has no column group; it has {list_names(table.header)}; call its columns path and group"
-            )
-        return _groups_in(listing, table, data.data_path, {"path": "path", "label": "group"}, data)
+        return _groups_of_file(listing, file, data)
     known = f"one of {list_names(columns)}, " if columns else ""
     fix = f"; give {known}a table path,group or an expression (part) of the paths in {listing.root}"
     raise UserError(f"DATA.GROUPS {given} is unknown in {place}{did_you_mean(given, columns) or fix}")
+
+
+def _groups_of_file(listing: ImageFiles, file: Path, data: Data) -> PackedStrings:
+    """The groups in a table path,group."""
+    table = open_table(file, data.encoding)
+    if "group" not in table.header:
+        raise UserError(
+            f"{file}:1: has no column group; it has {list_names(table.header)}; call its columns path and group"
+        )
+    return _groups_in(listing, table, data.data_path, {"path": "path", "label": "group"}, data)
 
 
 def _groups_beside(listing: ImageFiles, data: Data, tables: Sequence[Table], column: str) -> PackedStrings | None:
